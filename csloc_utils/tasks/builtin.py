@@ -1,0 +1,155 @@
+"""The tasks that come with the package, all of them written or generated for it.
+
+Arithmetic and copying are generated here; what needs writing (capitals, rhymes, code, questions,
+prose) stands in the project's ``data/tasks`` as JSON Lines. The items of a task are always the
+same; its seed decides the split and which items become few-shot examples.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterable
+from functools import partial
+
+from csloc_utils.tasks.files import data_path, few_shot, read_task, split_facts
+from csloc_utils.tasks.items import Item, Task
+
+SHOTS = 4
+
+# Short common words, so that most tokenizers have one token for each.
+WORDS = (
+    "apple arm baby bag ball band bank bear bed bell bird boat body bone book box boy bread"
+    " bridge brother bus cake camp car card cat chain chair chest child church city class clock"
+    " cloud club coat coin cold color corner cotton cow cup dance day desk dinner dog door dream"
+    " dress drink drum duck dust ear earth egg eye face family farm father field film fire fish"
+    " flag floor flower foot fork forest friend fruit game garden gate gift girl glass gold grass"
+    " green group guitar hair hall hand hat head heart hill home honey horse hospital hotel house"
+    " ice iron island jacket job key king kitchen knife lady lake lamp land leaf leg letter light"
+    " lion lip lock machine man map market meat metal milk mirror money moon morning mother"
+    " mountain mouse mouth music nail neck nest night nose oil orange oven page paint paper park"
+    " pen picture pig pilot pipe plant plate pocket poem pool queen rain ring river road rock roof"
+    " room root rope rose sail salt sand school sea seat shadow sheep ship shirt shoe shop silver"
+    " sister skin sky snow soap sock song soup spoon spring square star station stone storm street"
+    " sugar summer sun table tail tea teacher team tent ticket tiger tooth tower town train tree"
+    " truck valley village voice wall watch water wave wheel wind window wine winter wolf wood"
+).split()
+
+
+def multiplication(seed: int) -> Task:
+    """Times table from 2 to 12; a product and its mirror image are one fact."""
+    return _task(
+        "multiplication",
+        "multiplying two numbers",
+        "7 × 8 = … 56",
+        [_pair(a, b, "×", " =", a * b) for a in range(2, 13) for b in range(2, 13)],
+        seed,
+    )
+
+
+def repeat_left(seed: int) -> Task:
+    """Twin of multiplication: same operands, same examples, same split; another operation."""
+    return _task(
+        "repeat-left",
+        "repeating the left of two numbers",
+        "7 × 8, first number: … 7; the twin of multiplication, with nothing to multiply",
+        [_pair(a, b, "×", ", first number:", a) for a in range(2, 13) for b in range(2, 13)],
+        seed,
+    )
+
+
+def addition(seed: int) -> Task:
+    """Sums of two numbers from 1 to 10; a sum and its mirror image are one fact."""
+    return _task(
+        "addition",
+        "adding two numbers",
+        "7 + 8 = … 15",
+        [_pair(a, b, "+", " =", a + b) for a in range(1, 11) for b in range(1, 11)],
+        seed,
+    )
+
+
+def subtraction(seed: int) -> Task:
+    """Differences of two numbers up to 10 and of the same in tens; 8 - 3 and 80 - 30 are one."""
+    items = [
+        Item(f"{a * tens} - {b * tens} =", (str((a - b) * tens),), fact=f"{a}-{b}")
+        for a in range(2, 11)
+        for b in range(1, a)
+        for tens in (1, 10)
+    ]
+    return _task("subtraction", "subtracting two numbers", "9 - 4 = … 5", items, seed)
+
+
+def copying(seed: int) -> Task:
+    """Five random words, then the first four again: what comes next can only be copied."""
+    generator = random.Random("copying")
+    items = []
+    for answer in generator.sample(WORDS, 100):  # no two items have the same answer
+        words = generator.sample([word for word in WORDS if word != answer], 4)
+        items.append(Item(f"{' '.join([*words, answer])}\n{' '.join(words)}", (answer,)))
+    return Task(
+        "copying",
+        "copying from the context",
+        "continuation",
+        "",
+        *_halves(items, seed),
+        seed,
+        "lamp tree egg road sun / lamp tree egg road … sun",
+    )
+
+
+def _task(name: str, capability: str, description: str, items: list[Item], seed: int) -> Task:
+    examples, locate, verify = split_facts(items, seed, SHOTS)
+    return Task(
+        name,
+        capability,
+        "continuation",
+        few_shot(examples),
+        tuple(locate),
+        tuple(verify),
+        seed,
+        description,
+    )
+
+
+def _halves(items: Iterable[Item], seed: int) -> tuple[tuple[Item, ...], tuple[Item, ...]]:
+    _, locate, verify = split_facts(list(items), seed)
+    return tuple(locate), tuple(verify)
+
+
+def _pair(a: int, b: int, sign: str, ask: str, answer: int) -> Item:
+    """One problem; its fact is the unordered pair, so that mirror images stay together."""
+    return Item(f"{a} {sign} {b}{ask}", (str(answer),), fact=f"{min(a, b)}{sign}{max(a, b)}")
+
+
+def _stored(name: str, seed: int) -> Task:
+    return read_task(data_path("tasks", f"{name}.jsonl"), seed=seed, source="built-in")
+
+
+BUILTIN: dict[str, Callable[[int], Task]] = {
+    "multiplication": multiplication,
+    "repeat-left": repeat_left,
+    "addition": addition,
+    "subtraction": subtraction,
+    "capitals": partial(_stored, "capitals"),
+    "copying": copying,
+    "rhyme": partial(_stored, "rhyme"),
+    "code": partial(_stored, "code"),
+    "knowledge": partial(_stored, "knowledge"),
+    "text": partial(_stored, "text"),
+}
+
+# Beside a task: a twin with its surface, something that reads its context, something that recalls
+# facts, and plain text, where a head that everything needs gives itself away.
+CONTROLS: dict[str, list[str]] = {
+    "multiplication": ["repeat-left", "copying", "capitals", "text"],
+    "repeat-left": ["multiplication", "copying", "capitals", "text"],
+    "addition": ["repeat-left", "copying", "capitals", "text"],
+    "subtraction": ["repeat-left", "copying", "capitals", "text"],
+    "capitals": ["knowledge", "copying", "multiplication", "text"],
+    "copying": ["capitals", "multiplication", "text"],
+    "rhyme": ["copying", "capitals", "text"],
+    "code": ["copying", "multiplication", "text"],
+    "knowledge": ["copying", "capitals", "text"],
+    "text": ["copying", "capitals", "multiplication"],
+}
+OWN_CONTROLS = ["copying", "capitals", "text"]
