@@ -1,0 +1,357 @@
+"""Measuring masks: each one scored on the same items, in the same batches, beside the intact model.
+
+An `Evaluator` holds one model and one set of items. For every mask it runs the shared few-shot
+prefix once, hands its key/value cache to all items, and scores them in one forward. Several masks
+travel together in a *chunk*. A chunk's shape is fixed and recorded, because even in float32 a
+product's last digits depend on its shape; the intact baseline is measured in the same shape.
+"""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime, timezone
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import psutil
+import torch
+from tqdm.auto import tqdm
+
+from csloc_utils.ablation import KINDS, Ablation, forward
+from csloc_utils.errors import InputError
+from csloc_utils.heads import HeadGrid
+from csloc_utils.models import HeadModel
+from csloc_utils.references import donor_values, token_means
+from csloc_utils.scoring import SCORES, combine, encode, probe_logits
+from csloc_utils.store import Store
+from csloc_utils.tasks import Item, Task
+
+# A forward on this many tokens keeps the arithmetic units busy; more only costs memory.
+_BUSY_TOKENS = {"cpu": 512, "cuda": 65536}
+_MEMORY_SHARE = 0.4
+
+
+@dataclass
+class Measurements:
+    """Scores of masks on items.
+
+    Attributes
+    ----------
+    grid : HeadGrid
+    masks : bool array (n_masks, n_heads)
+        True = ablated.
+    scores : dict of str to float array (n_masks, n_items)
+        ``logprob`` in nats, ``accuracy`` from 0 to 1; see `csloc_utils.scoring.combine`.
+    intact : dict of str to float array (n_masks, n_items)
+        The intact model's scores, measured in each mask's own chunk shape.
+    facts : str array (n_items,)
+        Items with the same fact are not independent.
+    provenance : dict
+        Model, task, ablation, chunk shapes, versions, date.
+    """
+
+    grid: HeadGrid
+    masks: np.ndarray
+    scores: dict[str, np.ndarray]
+    intact: dict[str, np.ndarray]
+    facts: np.ndarray
+    provenance: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def baseline(self) -> dict[str, np.ndarray]:
+        """The intact model's item scores, ``(n_items,)`` each."""
+        return {name: values[-1] for name, values in self.intact.items()}
+
+    def item_effects(self, score: str = "logprob") -> np.ndarray:
+        """Return score(ablated) − score(intact) for every mask and item, ``(n_masks, n_items)``."""
+        return self.scores[score] - self.intact[score]
+
+    def effects(self, score: str = "logprob") -> np.ndarray:
+        """Return each mask's mean effect over items, ``(n_masks,)``; negative = damage."""
+        return self.item_effects(score).mean(axis=1)
+
+    def frame(self) -> pd.DataFrame:
+        """Return a tidy frame: one row per mask and item.
+
+        Columns: ``mask`` (its number), ``heads`` (names, comma-separated), ``item``, ``fact``,
+        every score, and every score's ``<score>_intact``. Provenance stands in ``attrs``.
+        """
+        n_masks, n_items = next(iter(self.scores.values())).shape
+        names = [",".join(str(self.grid.head(i)) for i in np.flatnonzero(m)) for m in self.masks]
+        columns: dict[str, Any] = {
+            "mask": np.repeat(np.arange(n_masks), n_items),
+            "heads": np.repeat(np.array(names, dtype=object), n_items),
+            "item": np.tile(np.arange(n_items), n_masks),
+            "fact": np.tile(self.facts, n_masks),
+        }
+        for name, values in self.scores.items():
+            columns[name] = values.ravel()
+            columns[f"{name}_intact"] = self.intact[name].ravel()
+        frame = pd.DataFrame(columns)
+        frame.attrs["provenance"] = self.provenance
+        return frame
+
+    @classmethod
+    def from_frame(cls, frame: pd.DataFrame, grid: HeadGrid) -> Measurements:
+        """Rebuild measurements from `frame`."""
+        frame = frame.sort_values(["mask", "item"])
+        first = frame.drop_duplicates("mask")
+        masks = [grid.mask(grid.parse(h) if h else []) for h in first["heads"].fillna("")]
+        names = [c.removesuffix("_intact") for c in frame.columns if c.endswith("_intact")]
+
+        def table(column: str) -> np.ndarray:
+            return frame[column].to_numpy(float).reshape(len(first), -1)
+
+        return cls(
+            grid,
+            np.array(masks),
+            {name: table(name) for name in names},
+            {name: table(f"{name}_intact") for name in names},
+            frame["fact"].to_numpy(str)[: len(frame) // len(first)],
+            frame.attrs.get("provenance", {}),
+        )
+
+
+class Evaluator:
+    """Scores masks of one model on one set of items, and counts what is asked of it.
+
+    Parameters
+    ----------
+    model : HeadModel
+    task : Task
+    split : {"locate", "verify", "all"}
+        Which of the task's items.
+    n_items : int, optional
+        A seeded random sample of that many; all by default.
+    ablation : {"zero", "mean", "resample"}
+        What replaces a masked head: zero; its mean over the tokens of the task's *locate* items;
+        or its value in another item at the same distance from the answer.
+    store : Store or path, optional
+        Where measurements are kept; the user's cache by default, ``:memory:`` for nowhere.
+    chunk : int, optional
+        Masks per forward; from free memory by default, or as recorded in the store.
+    progress : bool, optional
+        Show a progress bar; by default only on a terminal.
+    items : sequence of Item, optional
+        Score these items instead of the task's own.
+
+    Attributes
+    ----------
+    grid : HeadGrid
+    items : tuple of Item
+    facts : str array (n_items,)
+    evaluations : dict
+        ``forward``, ``backward`` and ``equivalents`` (a backward counts two) asked for so far.
+    """
+
+    def __init__(
+        self,
+        model: HeadModel,
+        task: Task,
+        split: str = "locate",
+        n_items: int | None = None,
+        *,
+        ablation: str = "zero",
+        store: Store | str | Path | None = None,
+        chunk: int | None = None,
+        progress: bool | None = None,
+        items: tuple[Item, ...] | None = None,
+    ) -> None:
+        if ablation not in KINDS:
+            raise InputError(f"unknown ablation {ablation!r}: choose from {', '.join(KINDS)}")
+        if chunk is not None and chunk < 1:
+            raise InputError(f"chunk must be at least one mask, not {chunk}")
+        self.model, self.task, self.split, self.ablation = model, task, split, ablation
+        self.items = task.items(split, n_items) if items is None else tuple(items)
+        if ablation == "resample" and len(self.items) < 2:
+            raise InputError("resample ablation takes values from another item: give two or more")
+        self.facts = np.array([item.fact or item.prompt for item in self.items])
+        self.grid, self.progress = model.grid, progress
+        self.scores = SCORES[task.scoring]
+        self.evaluations = {"forward": 0, "backward": 0, "equivalents": 0}
+        self._encoded = encode(task, self.items, model.tokenizer, model.max_length)
+        self.store = store if isinstance(store, Store) else Store(store)
+        self._context = self.store.context(self._key(), self.scores)
+        self.chunk = chunk or self.store.chunk(self._context) or self._fitting_chunk()
+        self._intact: dict[int, np.ndarray] = {}
+
+    @cached_property
+    def baseline(self) -> dict[str, np.ndarray]:
+        """The intact model's item scores; counts as one evaluation the first time."""
+        return self.measure(np.zeros((1, self.grid.size), bool)).baseline
+
+    def measure(self, masks: np.ndarray, count: bool = True) -> Measurements:
+        """Score masks; what the store already holds is not run again.
+
+        Parameters
+        ----------
+        masks : bool array (n_masks, n_heads)
+            True = ablated.
+        count : bool
+            Whether the masks count as evaluations (verification does not).
+
+        Returns
+        -------
+        Measurements
+        """
+        masks = self.grid.check_masks(masks)
+        if count:
+            self.evaluations["forward"] += len(masks)
+            self.evaluations["equivalents"] += len(masks)
+        # The intact model first, so that it shares a chunk with the first masks; then each mask
+        # once, in the order asked for: a resumed run rebuilds the chunks of the first one.
+        wanted = {m.tobytes(): m for m in [np.zeros(self.grid.size, bool), *masks]}
+        known = {key: self._known(mask) for key, mask in wanted.items()}
+        missing = {key: mask for key, mask in wanted.items() if known[key] is None}
+        self._run(list(missing.values()))
+        known |= {key: self._known(mask) for key, mask in missing.items()}
+        return self._collect(masks, [known[mask.tobytes()] for mask in masks])
+
+    def _run(self, missing: list[np.ndarray]) -> None:
+        """Measure and keep masks chunk by chunk; halve the chunk when memory runs out."""
+        bar = tqdm(
+            total=len(missing),
+            unit="mask",
+            desc=f"{self.task.name} ({self.split})",
+            disable=None if self.progress is None else not self.progress or not missing,
+        )
+        with bar:
+            done = 0
+            while done < len(missing):
+                part = missing[done : done + self.chunk]
+                try:
+                    scores = self._score(np.array(part))
+                except (torch.OutOfMemoryError, MemoryError, RuntimeError) as error:
+                    if not _out_of_memory(error):
+                        raise
+                    if self.chunk == 1:
+                        raise InputError(
+                            "a single mask does not fit into memory: use fewer items"
+                        ) from error
+                    error.__traceback__ = None  # it holds the tensors that did not fit
+                    self.chunk //= 2
+                    if torch.cuda.is_available():
+                        torch.cuda.empty_cache()
+                    continue
+                self.store.put(self._context, self.chunk, np.array(part), scores)
+                done += len(part)
+                bar.update(len(part))
+
+    def _score(self, masks: np.ndarray) -> np.ndarray:
+        """Run one chunk: array ``(n_masks, n_scores, n_items)``."""
+        filled = np.zeros((self.chunk, self.grid.size), bool)  # same shape for every chunk
+        filled[: len(masks)] = masks
+        encoded, model = self._encoded, self.model
+        n_rows, chunk = len(encoded.rows), self.chunk
+        for_prefix, for_items = self._ablations
+        cache = None
+        if encoded.prefix:
+            ids = torch.tensor(encoded.rows[0][: encoded.prefix]).repeat(chunk, 1)
+            last = torch.full((chunk, 1), encoded.prefix - 1)
+            ones = torch.ones_like(ids)
+            cache = forward(model, ids, ones, filled, for_prefix, last, keep_cache=True).cache
+            cache.batch_repeat_interleave(n_rows)
+        ids, attention = (part.repeat(chunk, 1) for part in self._suffixes)
+        places = torch.from_numpy(encoded.positions - encoded.prefix).repeat(chunk, 1)
+        rows = filled.repeat(n_rows, axis=0)
+        logits = forward(model, ids, attention, rows, for_items, places, cache=cache).logits
+        scores = combine(encoded, *probe_logits(encoded, logits))
+        return np.stack([scores[name] for name in self.scores], axis=1)[: len(masks)]
+
+    @cached_property
+    def _suffixes(self) -> tuple[torch.Tensor, torch.Tensor]:
+        return self._encoded.suffixes(self.model.tokenizer.pad_token_id)
+
+    @cached_property
+    def _ablations(self) -> tuple[Ablation, Ablation]:
+        """What masked heads become, in the prefix and in the items."""
+        if self.ablation == "zero":
+            return Ablation(), Ablation()
+        if self.ablation == "mean":
+            means = token_means(self.model, self.task)
+            return Ablation(means), Ablation(means)
+        return donor_values(self.model, self._encoded)
+
+    def _known(self, mask: np.ndarray) -> tuple[int, np.ndarray] | None:
+        """Return a stored measurement with its chunk shape, the current shape if possible."""
+        found = self.store.get(self._context, mask, len(self.scores))
+        if not found:
+            return None
+        chunk = self.chunk if self.chunk in found else max(found)
+        return chunk, found[chunk]
+
+    def _collect(self, masks: np.ndarray, pairs: list[tuple[int, np.ndarray]]) -> Measurements:
+        """Put stored scores beside the intact ones of the same chunk shape."""
+        for chunk in {chunk for chunk, _ in pairs} - set(self._intact):
+            none = np.zeros((1, self.grid.size), bool)
+            stored = self.store.get(self._context, none[0], len(self.scores))
+            if chunk not in stored:  # a smaller chunk took over after memory ran out
+                before, self.chunk = self.chunk, chunk
+                self.store.put(self._context, chunk, none, self._score(none))
+                self.chunk = before
+                stored = self.store.get(self._context, none[0], len(self.scores))
+            self._intact[chunk] = stored[chunk]
+        scores = np.stack([values for _, values in pairs])
+        intact = np.stack([self._intact[chunk] for chunk, _ in pairs])
+        provenance = self.provenance | {"chunks": sorted({chunk for chunk, _ in pairs})}
+        return Measurements(
+            self.grid,
+            masks,
+            {name: scores[:, i] for i, name in enumerate(self.scores)},
+            {name: intact[:, i] for i, name in enumerate(self.scores)},
+            self.facts,
+            provenance,
+        )
+
+    @property
+    def provenance(self) -> dict[str, Any]:
+        """Where the numbers come from, JSON-ready."""
+        return {
+            "model": {"name": self.model.name, **self.model.fingerprint},
+            "task": self.task.name,
+            "split": self.split,
+            "n_items": len(self.items),
+            "seed": self.task.seed,
+            "ablation": self.ablation,
+            "items": self._encoded.fingerprint,
+            "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+            "platform": platform.platform(),
+        }
+
+    def _key(self) -> Mapping[str, object]:
+        key = {"model": self.model.fingerprint, "items": self._encoded.fingerprint}
+        ablation: dict[str, str] = {"kind": self.ablation}
+        if self.ablation == "mean":
+            reference = encode(self.task, self.task.locate, self.model.tokenizer)
+            ablation["reference"] = reference.fingerprint
+        return key | {"ablation": ablation}
+
+    def _fitting_chunk(self) -> int:
+        """Choose how many masks run together from free memory and the size of one mask's rows."""
+        model, encoded, grid = self.model, self._encoded, self.grid
+        config = model.hf.config.get_text_config()
+        n_rows, longest = len(encoded.rows), max(map(len, encoded.rows))
+        tokens = n_rows * (longest - encoded.prefix)
+        size = model.dtype.itemsize
+        cache = 2 * grid.n_layers * grid.n_kv_heads * grid.head_width * n_rows * longest * size
+        logits = encoded.positions.size * config.vocab_size * (size + 4)
+        wide = getattr(config, "intermediate_size", None) or 4 * config.hidden_size
+        hidden = tokens * (8 * config.hidden_size + 3 * wide) * size
+        if model.device.type == "cuda":
+            free = torch.cuda.mem_get_info(model.device)[0]
+        else:
+            free = psutil.virtual_memory().available
+        busy = _BUSY_TOKENS.get(model.device.type, _BUSY_TOKENS["cpu"])
+        fits = int(_MEMORY_SHARE * free / (2 * cache + logits + hidden))
+        return max(1, min(fits, busy // tokens))
+
+
+def _out_of_memory(error: BaseException) -> bool:
+    return isinstance(error, (torch.OutOfMemoryError, MemoryError)) or any(
+        phrase in str(error) for phrase in ("not enough memory", "can't allocate memory")
+    )
