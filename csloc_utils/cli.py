@@ -8,6 +8,7 @@ interrupted, with the line that resumes.
 from __future__ import annotations
 
 import argparse
+import logging
 import os
 import shlex
 import sys
@@ -35,8 +36,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     debug = "--debug" in argv
     try:
         args = _parser().parse_args(argv)
-        if not debug:
-            _calm()
         args.command_line = shlex.join(["csloc", *argv])
         return args.run(args) or 0
     except GateError as error:
@@ -132,13 +131,8 @@ def _tasks(args: argparse.Namespace) -> None:
 
 
 def _locate(args: argparse.Namespace) -> None:
-    from csloc_utils import search
     from csloc_utils.designs import check_count
-    from csloc_utils.gate import check_capability
-    from csloc_utils.measure import Evaluator
-    from csloc_utils.results import locate_report, write_json
     from csloc_utils.tasks import controls_for, load_task
-    from csloc_utils.verify import verify
 
     task = load_task(args.task, args.seed)
     names = controls_for(task) if args.controls is None else _split_names(args.controls)
@@ -152,6 +146,12 @@ def _locate(args: argparse.Namespace) -> None:
     grid, tokenizer = _prepare(
         args, {task: "locate"} if args.no_verify else {task: "all"}, controls
     )
+    from csloc_utils import search
+    from csloc_utils.gate import check_capability
+    from csloc_utils.measure import Evaluator
+    from csloc_utils.results import locate_report, write_json
+    from csloc_utils.verify import verify
+
     search.check(args.method, grid.size, args.k, args.budget, args.size, args.design, seed)
     if args.score not in _scores(task):
         raise InputError(f"unknown score {args.score!r}: choose from {', '.join(_scores(task))}")
@@ -191,11 +191,6 @@ def _locate(args: argparse.Namespace) -> None:
 
 
 def _ablate(args: argparse.Namespace) -> None:
-    import numpy as np
-
-    from csloc_utils.intervals import bootstrap
-    from csloc_utils.measure import Evaluator
-    from csloc_utils.results import ablate_report, write_json
     from csloc_utils.tasks import load_task
 
     tasks = [load_task(name, args.seed) for name in args.task]
@@ -203,6 +198,12 @@ def _ablate(args: argparse.Namespace) -> None:
         task.items(args.split, args.items)
     grid, tokenizer = _prepare(args, {task: args.split for task in tasks}, {})
     heads = grid.parse(args.heads)
+    import numpy as np
+
+    from csloc_utils.intervals import bootstrap
+    from csloc_utils.measure import Evaluator
+    from csloc_utils.results import ablate_report, write_json
+
     store = _store(args)
     model = _load(args, tokenizer)
     print(f"{model}\nablated ({args.ablation}): {', '.join(map(str, heads))}\n")
@@ -239,6 +240,8 @@ def _ablate(args: argparse.Namespace) -> None:
 
 def _prepare(args: argparse.Namespace, tasks: dict, controls: dict) -> tuple[Any, Any]:
     """Check model name, dtype, files and the tasks' tokens; return head grid and tokenizer."""
+    if not args.debug:
+        _calm()
     from csloc_utils.ablation import KINDS
     from csloc_utils.models import DTYPES, load_config, load_tokenizer, promised_grid
     from csloc_utils.results import check_writable
@@ -291,6 +294,7 @@ def _calm() -> None:
     import transformers
 
     transformers.utils.logging.set_verbosity_error()
+    logging.getLogger("huggingface_hub").setLevel(logging.ERROR)
 
 
 def _print_search(result: Any, evaluator: Any) -> None:

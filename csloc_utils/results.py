@@ -74,6 +74,7 @@ def locate_report(
         "gate": gate.to_dict(),
         "baseline": {name: float(np.mean(v)) for name, v in evaluator.baseline.items()},
         "heads": result.table if result else [],
+        "chunk": evaluator.chunk,
         "evaluations": result.evaluations if result else evaluator.evaluations,
     }
     if result and result.method == "paper":

@@ -72,8 +72,7 @@ class Source:
         except InputError:
             raise
         except (OSError, ValueError, KeyError, ImportError, RuntimeError) as error:
-            text = " ".join(str(error).split())
-            reason = text if len(text) <= 200 else text[:200] + " …"
+            reason = re.split(r"(?<=[a-z])\. |\n", str(error).strip(), maxsplit=1)[0][:300].rstrip(".")
             remedy = (
                 "check the folder"
                 if os.path.isdir(self.location)
