@@ -1,4 +1,4 @@
-"""The whole road on the real model: what the README promises. Takes about ten minutes on two cores."""
+"""The whole road on the real model: what the README promises. Some ten minutes on two cores."""
 
 import json
 import os
