@@ -72,7 +72,8 @@ class Source:
         except InputError:
             raise
         except (OSError, ValueError, KeyError, ImportError, RuntimeError) as error:
-            reason = re.split(r"(?<=[a-z])\. |\n", str(error).strip(), maxsplit=1)[0][:300].rstrip(".")
+            first_sentence = re.split(r"(?<=[a-z])\. |\n", str(error).strip(), maxsplit=1)[0]
+            reason = first_sentence[:300].rstrip(".")
             remedy = (
                 "check the folder"
                 if os.path.isdir(self.location)
