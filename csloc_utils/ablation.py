@@ -50,6 +50,7 @@ class Forward:
     logits: torch.Tensor
     cache: Any = None
     head_values: list[torch.Tensor] = field(default_factory=list)
+    layer_inputs: list[torch.Tensor] = field(default_factory=list)
 
 
 def masked_logits(
@@ -106,6 +107,8 @@ def forward(
     cache: Any = None,
     keep_cache: bool = False,
     keep_values: bool = False,
+    keep_layers: bool = False,
+    start: tuple[int, torch.Tensor] | None = None,
 ) -> Forward:
     """Run one masked forward; `masked_logits` with what the measuring engine needs besides.
 
@@ -114,8 +117,11 @@ def forward(
     cache : optional
         Key/value cache of a text that precedes `input_ids`; `attention_mask` then covers both.
         It grows by this forward: pass a copy to use it again.
-    keep_cache, keep_values : bool
-        Return the grown cache; return every layer's heads (the projection's input).
+    keep_cache, keep_values, keep_layers : bool
+        Return the grown cache; every layer's heads (the projection's input); every layer's input.
+    start : (int, torch.Tensor), optional
+        Begin at this layer with this input ``(rows, tokens, hidden)``: the layers before it are
+        not run, and what they would have added to the cache is missing from it.
     """
     device, (rows, tokens) = model.device, input_ids.shape
     input_ids, attention_mask = input_ids.to(device), attention_mask.to(device)
@@ -136,12 +142,19 @@ def forward(
     # Only scored positions reach the output head: it is the widest matrix of a small model.
     scored = None if positions is None else positions.to(device)[:, :, None]
     seen: list[torch.Tensor] = []
+    entered: list[torch.Tensor] = []
+    first, hidden_states = start or (0, None)
     grown = None  # names first bound inside a trace are gone after it, unless saved
     with (
         torch.no_grad(),
         model.nn.trace(dict(input_ids=input_ids, attention_mask=attention_mask), **options),
     ):
-        for layer, projection in enumerate(model.projections):
+        for layer in range(first):
+            model.layers[layer].skip(hidden_states)
+        for layer in range(first, model.grid.n_layers):
+            projection = model.projections[layer]
+            if keep_layers:
+                entered.append(model.layers[layer].input.clone())
             if keep_values:
                 seen.append(projection.input.clone())
             if layer in edited:
@@ -154,7 +167,7 @@ def forward(
         logits = output.logits.save()
         if keep_cache:
             grown = output[model.cache_argument].save()
-    return Forward(logits, grown, seen)
+    return Forward(logits, grown, seen, entered)
 
 
 def generate(
@@ -181,6 +194,8 @@ def generate(
     list of str
         The continuations, without the prompts and special tokens.
     """
+    if isinstance(prompts, str) or not len(prompts):
+        raise InputError("give a list of one or more prompts")
     tokenizer, ablation = model.tokenizer, ablation or Ablation()
     batch = tokenizer(list(prompts), return_tensors="pt", padding=True, padding_side="left")
     batch = {k: batch[k].to(model.device) for k in ("input_ids", "attention_mask")}

@@ -1,8 +1,8 @@
 """The command line: ``csloc models``, ``csloc tasks``, ``csloc locate``, ``csloc ablate``.
 
 Everything that can be known to be wrong is found before the weights are loaded. Exit status: 0
-done; 1 the model does not show the capability; 2 bad input, with one line on standard error; 130
-interrupted, with the line that resumes.
+done; 1 the model does not show the capability; 2 bad input, with one line on standard error; 3 a
+failure that is not the user's; 130 interrupted, with the line that resumes.
 """
 
 from __future__ import annotations
@@ -34,12 +34,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit status."""
     argv = list(sys.argv[1:] if argv is None else argv)
     debug = "--debug" in argv
+    if hasattr(sys.stdout, "reconfigure"):
+        sys.stdout.reconfigure(errors="replace")  # a terminal that has no "×" shows "?"
     try:
         args = _parser().parse_args(argv)
         args.command_line = shlex.join(["csloc", *argv])
         return args.run(args) or 0
     except GateError as error:
-        print(f"csloc: {error}", file=sys.stderr)
+        print(f"csloc: {' '.join(str(error).split())}", file=sys.stderr)
         return 1
     except InputError as error:
         if debug:
@@ -53,6 +55,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # the reader of our output (head, say) has left
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
+    except Exception as error:
+        if debug:
+            raise
+        reason = " ".join(f"{type(error).__name__}: {error}".split())[:300]
+        print(f"csloc: failed: {reason}: --debug shows where", file=sys.stderr)
+        return 3
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -75,7 +83,6 @@ def _parser() -> argparse.ArgumentParser:
     common = argparse.ArgumentParser(add_help=False)
     add = common.add_argument
     add("--model", default="smollm2-135m-q4", help="name, hub id, folder or .gguf file")
-    add("--items", type=int, metavar="N", help="score on N randomly drawn items")
     add("--seed", type=int, help="seed of splits, samples and masks")
     add("--dtype", default="auto", help="auto, float32, bfloat16 or float16")
     add("--device", default="auto", help="a torch device (default: a GPU if there is one)")
@@ -89,11 +96,12 @@ def _parser() -> argparse.ArgumentParser:
     )
     add = locate.add_argument
     add("--task", required=True, help="built-in task, or a .jsonl file")
+    add("--items", type=int, metavar="N", help=f"locate on N drawn items (default {LOCATE_ITEMS})")
     add("--method", default="paper", help="paper (random masks and Lasso), sweep or greedy")
     add("--k", type=int, default=5, help="heads to find (default 5)")
     add("--budget", type=int, help=f"evaluations (paper: {PAPER_BUDGET})")
-    add("--size", type=int, help="heads in a random mask (paper; default 2 %% of all)")
-    add("--design", default="stratified", help="stratified or bernoulli (paper)")
+    add("--size", type=int, help="heads in a random mask (paper only; default 2 %% of all)")
+    add("--design", help="stratified (default) or bernoulli (paper only)")
     add("--score", default="logprob", help="score whose loss is sought: logprob or accuracy")
     add("--controls", metavar="A,B", help="control tasks, or none (default: by task)")
     add("--random", type=int, default=100, metavar="N", help="random head sets (default 100)")
@@ -106,6 +114,7 @@ def _parser() -> argparse.ArgumentParser:
     add = ablate.add_argument
     add("--heads", required=True, metavar="L13H4,L14H2", help="heads to switch off together")
     add("--task", required=True, action="append", help="built-in task or file; repeatable")
+    add("--items", type=int, metavar="N", help="score on N drawn items (default all)")
     add("--split", default="verify", help="locate, verify or all (default verify)")
     ablate.set_defaults(run=_ablate)
     return parser
@@ -134,13 +143,22 @@ def _locate(args: argparse.Namespace) -> None:
     from csloc_utils.designs import check_count
     from csloc_utils.tasks import controls_for, load_task
 
+    _check_seed(args)
     task = load_task(args.task, args.seed)
     names = controls_for(task) if args.controls is None else _split_names(args.controls)
     controls = {} if args.no_verify else {n: load_task(n, args.seed) for n in names}
     check_count("k", args.k)
     check_count("random", args.random, low=0)
+    if args.method != "paper" and (args.size is not None or args.design is not None):
+        raise InputError(
+            f"--size and --design shape random masks, which {args.method} does not use"
+        )
+    args.design = args.design or "stratified"
+    for name, control in controls.items():
+        if control.fingerprint(control.verify) == task.fingerprint(task.verify):
+            raise InputError(f"control {name!r} is the task itself: name another, or none")
     n_items = _locate_items(args, task)
-    seed = 0 if args.seed is None else args.seed
+    seed = task.seed if args.seed is None else args.seed
     if args.method == "paper" and args.budget is None:
         args.budget = PAPER_BUDGET
     grid, tokenizer = _prepare(
@@ -153,6 +171,11 @@ def _locate(args: argparse.Namespace) -> None:
     from csloc_utils.verify import verify
 
     search.check(args.method, grid.size, args.k, args.budget, args.size, args.design, seed)
+    if not args.no_verify and 2 * args.k > grid.size:
+        raise InputError(
+            f"k = {args.k} is more than half of the {grid.size} heads, so that no random sets "
+            "are left to compare with: lower k, or give --no-verify"
+        )
     if args.score not in _scores(task):
         raise InputError(f"unknown score {args.score!r}: choose from {', '.join(_scores(task))}")
     store, progress = _store(args), not args.quiet
@@ -172,8 +195,9 @@ def _locate(args: argparse.Namespace) -> None:
         result = search.paper(
             evaluator, args.k, args.budget, args.size, args.design, seed, args.score
         )
+    if args.json:  # at once: nothing that follows can lose it
+        write_json(args.json, locate_report(args, evaluator, gate, result))
     _print_search(result, evaluator)
-    verification = None
     if not args.no_verify:
         others = {n: Evaluator(model, t, "verify", **options) for n, t in controls.items()}
         verification = verify(
@@ -184,15 +208,17 @@ def _locate(args: argparse.Namespace) -> None:
             n_random_control=min(10, args.random),
             seed=seed,
         )
+        if args.json:
+            write_json(args.json, locate_report(args, evaluator, gate, result, verification))
         _print_verification(verification)
     if args.json:
-        write_json(args.json, locate_report(args, evaluator, gate, result, verification))
         print(f"\nwritten to {args.json}")
 
 
 def _ablate(args: argparse.Namespace) -> None:
     from csloc_utils.tasks import load_task
 
+    _check_seed(args)
     tasks = [load_task(name, args.seed) for name in args.task]
     for task in tasks:
         task.items(args.split, args.items)
@@ -222,11 +248,14 @@ def _ablate(args: argparse.Namespace) -> None:
         result: dict[str, Any] = {"task": task.name, "items": len(evaluator.items)}
         result["intact"] = {s: float(np.mean(v)) for s, v in measured.baseline.items()}
         result["ablated"] = {s: float(np.mean(v[0])) for s, v in measured.scores.items()}
+        result["seed"] = task.seed
         result["drop"] = {}
         for score in measured.scores:
             drop = bootstrap([(-measured.item_effects(score)[0], evaluator.facts)])
             result["drop"][score] = vars(drop)
         results.append(result)
+    if args.json:
+        write_json(args.json, ablate_report(args, model, heads, results))
     rows = [
         (r["task"], r["items"], s, r["intact"][s], r["ablated"][s], _with_interval(r["drop"][s]))
         for r in results
@@ -234,8 +263,14 @@ def _ablate(args: argparse.Namespace) -> None:
     ]
     _table(("task", "items", "score", "intact", "ablated", "drop [95 %]"), rows)
     if args.json:
-        write_json(args.json, ablate_report(args, model, heads, results))
         print(f"\nwritten to {args.json}")
+
+
+def _check_seed(args: argparse.Namespace) -> None:
+    from csloc_utils.designs import check_count
+
+    if args.seed is not None:
+        check_count("seed", args.seed, low=0)
 
 
 def _prepare(args: argparse.Namespace, tasks: dict, controls: dict) -> tuple[Any, Any]:
@@ -243,7 +278,13 @@ def _prepare(args: argparse.Namespace, tasks: dict, controls: dict) -> tuple[Any
     if not args.debug:
         _calm()
     from csloc_utils.ablation import KINDS
-    from csloc_utils.models import DTYPES, load_config, load_tokenizer, promised_grid
+    from csloc_utils.models import (
+        DTYPES,
+        find_device,
+        load_config,
+        load_tokenizer,
+        promised_grid,
+    )
     from csloc_utils.results import check_writable
     from csloc_utils.scoring import encode
 
@@ -252,6 +293,7 @@ def _prepare(args: argparse.Namespace, tasks: dict, controls: dict) -> tuple[Any
             raise InputError(f"unknown {name} {value!r}: choose from {', '.join(known)}")
     if args.json:
         check_writable(args.json)
+    find_device(args.device)
     config = load_config(args.model)
     tokenizer = load_tokenizer(args.model)
     longest = getattr(config.get_text_config(), "max_position_embeddings", None)
@@ -300,9 +342,12 @@ def _calm() -> None:
 def _print_search(result: Any, evaluator: Any) -> None:
     shown = result.table[: max(result.k, 10)]
     keys = [k for k in shown[0] if k not in ("coef", "aliases")]
+    twins = [f"{row['head']} = {', '.join(row['aliases'])}" for row in shown if row.get("aliases")]
     print(f"\n{result.method}: {result.evaluations['equivalents']} evaluations")
     _table(("rank", *keys), [(i + 1, *(row[k] for k in keys)) for i, row in enumerate(shown)])
     accuracy = evaluator.baseline["accuracy"].mean()
+    if twins:
+        print(f"off in the same masks, so not told apart (raise --budget): {'; '.join(twins)}")
     print(f"effect: change of the score when ablated; intact accuracy {accuracy:.2f}")
 
 

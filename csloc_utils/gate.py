@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from csloc_utils.errors import GateError
+from csloc_utils.errors import GateError, InputError
 from csloc_utils.intervals import Interval, bootstrap
 from csloc_utils.measure import Evaluator
 from csloc_utils.tasks import Item
@@ -79,13 +79,17 @@ def check_capability(
 
     Raises
     ------
-    GateError
-        If all items have the same answer, so that nothing could be compared.
+    InputError
+        If there is one item, or all have the same answer, so that nothing could be compared.
     """
-    donors = _donors(evaluator.items)
+    if len(evaluator.items) < 2:
+        raise InputError(
+            f"one item of {evaluator.task.name} cannot show a capability: give two or more"
+        )
+    donors = _donors(evaluator)
     compared = np.flatnonzero(donors >= 0)
     if not len(compared):
-        raise GateError(
+        raise InputError(
             f"all items of {evaluator.task.name} have the same answer: knowing it is no "
             "capability; add items with other answers"
         )
@@ -104,27 +108,28 @@ def check_capability(
         for these in (tuple(evaluator.items[i] for i in compared), items)
     )
     facts = evaluator.facts[compared]
-    chance = evaluator.task.chance
+    choices = [len(evaluator.items[i].choices) for i in compared]
+    chance = np.array([1 / n if n else 0.0 for n in choices])
     guess = chance if evaluator.task.scoring == "choice" else other["accuracy"]
     settings = {"confidence": confidence, "n_boot": n_boot, "seed": seed}
     return Gate(
         evaluator.task.name,
         float(own["accuracy"].mean()),
-        chance,
+        float(chance.mean()),
         bootstrap([(own["accuracy"] - guess, facts)], **settings),
         bootstrap([(own["logprob"] - other["logprob"], facts)], **settings),
         len(compared),
     )
 
 
-def _donors(items: tuple[Item, ...]) -> np.ndarray:
+def _donors(evaluator: Evaluator) -> np.ndarray:
     """Return for each item another one with different answers, by the best cyclic shift, or -1."""
-    n = len(items)
+    items, n = evaluator.items, len(evaluator.items)
 
     def differ(a: Item, b: Item) -> bool:
         if a.choices:
             return b.correct < len(a.choices) and a.correct != b.correct
-        return set(a.answers).isdisjoint(b.answers)
+        return set(a.answers).isdisjoint(b.answers) and evaluator.fits(_answered(a, b))
 
     shifts = [[differ(items[i], items[(i + s) % n]) for i in range(n)] for s in range(1, n)]
     if not shifts:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
+from numbers import Integral
 
 import numpy as np
 
@@ -38,7 +39,7 @@ class Head:
         InputError
             If `text` is not a head's name.
         """
-        match = _HEAD.fullmatch(text.strip())
+        match = _HEAD.fullmatch(text.strip()) if isinstance(text, str) else None
         if not match:
             raise InputError(f"{text!r} is not a head: write layer and head like L16H21")
         return cls(int(match[1]), int(match[2]))
@@ -89,7 +90,7 @@ class HeadGrid:
 
     def head(self, flat: int) -> Head:
         """Return the head at a flat index."""
-        if not 0 <= flat < self.size:
+        if not isinstance(flat, Integral) or not 0 <= flat < self.size:
             raise InputError(f"flat index {flat} is outside 0 … {self.size - 1}")
         return Head(*divmod(int(flat), self.n_heads))
 
@@ -105,6 +106,8 @@ class HeadGrid:
 
     def check(self, head: Head) -> Head:
         """Return `head` unchanged, or raise `InputError` if the model does not have it."""
+        if not isinstance(head, Head):
+            raise InputError(f"{head!r} is no Head: write Head(13, 4), or use grid.parse('L13H4')")
         if not (0 <= head.layer < self.n_layers and 0 <= head.index < self.n_heads):
             raise InputError(
                 f"{head} does not exist: this model has layers 0 … {self.n_layers - 1} "
@@ -121,7 +124,7 @@ class HeadGrid:
             If a name is malformed, outside the grid or given twice, or if there is none.
         """
         names = text.split(",") if isinstance(text, str) else list(text)
-        heads = [self.check(Head.parse(name)) for name in names]
+        heads = [self.check(n if isinstance(n, Head) else Head.parse(n)) for n in names]
         for head in heads:
             if heads.count(head) > 1:
                 raise InputError(f"{head} is given twice: name each head once")
@@ -131,6 +134,8 @@ class HeadGrid:
 
     def mask(self, heads: Iterable[Head]) -> np.ndarray:
         """Return a bool array ``(size,)`` that is True at `heads` (True = ablated)."""
+        if isinstance(heads, (Head, str)):
+            raise InputError(f"give a list of heads, not {heads!r} alone")
         mask = np.zeros(self.size, bool)
         mask[[self.flat(head) for head in heads]] = True
         return mask
@@ -145,7 +150,10 @@ class HeadGrid:
         A single mask ``(size,)`` is taken as one row. Entries must be bool, or numbers that are
         all 0 or 1.
         """
-        masks = np.atleast_2d(np.asarray(masks))
+        try:
+            masks = np.atleast_2d(np.asarray(masks))
+        except ValueError as error:
+            raise InputError("masks have rows of different lengths: give one per head") from error
         if masks.ndim != 2 or masks.shape[1] != self.size or not len(masks):
             raise InputError(
                 f"masks have shape {masks.shape}, expected (n_masks, {self.size}): "

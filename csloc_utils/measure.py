@@ -10,23 +10,23 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pandas as pd
 import psutil
 import torch
 from tqdm.auto import tqdm
 
 from csloc_utils.ablation import KINDS, Ablation, forward
+from csloc_utils.designs import check_count
 from csloc_utils.errors import InputError
-from csloc_utils.heads import HeadGrid
+from csloc_utils.measurements import Measurements
 from csloc_utils.models import HeadModel
 from csloc_utils.references import donor_values, token_means
+from csloc_utils.reuse import WORTH_SKIPPING, CleanRun
 from csloc_utils.scoring import SCORES, combine, encode, probe_logits
 from csloc_utils.store import Store
 from csloc_utils.tasks import Item, Task
@@ -34,87 +34,6 @@ from csloc_utils.tasks import Item, Task
 # A forward on this many tokens keeps the arithmetic units busy; more only costs memory.
 _BUSY_TOKENS = {"cpu": 512, "cuda": 65536}
 _MEMORY_SHARE = 0.4
-
-
-@dataclass
-class Measurements:
-    """Scores of masks on items.
-
-    Attributes
-    ----------
-    grid : HeadGrid
-    masks : bool array (n_masks, n_heads)
-        True = ablated.
-    scores : dict of str to float array (n_masks, n_items)
-        ``logprob`` in nats, ``accuracy`` from 0 to 1; see `csloc_utils.scoring.combine`.
-    intact : dict of str to float array (n_masks, n_items)
-        The intact model's scores, measured in each mask's own chunk shape.
-    facts : str array (n_items,)
-        Items with the same fact are not independent.
-    provenance : dict
-        Model, task, ablation, chunk shapes, versions, date.
-    """
-
-    grid: HeadGrid
-    masks: np.ndarray
-    scores: dict[str, np.ndarray]
-    intact: dict[str, np.ndarray]
-    facts: np.ndarray
-    provenance: dict[str, Any] = field(default_factory=dict)
-
-    @property
-    def baseline(self) -> dict[str, np.ndarray]:
-        """The intact model's item scores, ``(n_items,)`` each."""
-        return {name: values[-1] for name, values in self.intact.items()}
-
-    def item_effects(self, score: str = "logprob") -> np.ndarray:
-        """Return score(ablated) − score(intact) for every mask and item, ``(n_masks, n_items)``."""
-        return self.scores[score] - self.intact[score]
-
-    def effects(self, score: str = "logprob") -> np.ndarray:
-        """Return each mask's mean effect over items, ``(n_masks,)``; negative = damage."""
-        return self.item_effects(score).mean(axis=1)
-
-    def frame(self) -> pd.DataFrame:
-        """Return a tidy frame: one row per mask and item.
-
-        Columns: ``mask`` (its number), ``heads`` (names, comma-separated), ``item``, ``fact``,
-        every score, and every score's ``<score>_intact``. Provenance stands in ``attrs``.
-        """
-        n_masks, n_items = next(iter(self.scores.values())).shape
-        names = [",".join(str(self.grid.head(i)) for i in np.flatnonzero(m)) for m in self.masks]
-        columns: dict[str, Any] = {
-            "mask": np.repeat(np.arange(n_masks), n_items),
-            "heads": np.repeat(np.array(names, dtype=object), n_items),
-            "item": np.tile(np.arange(n_items), n_masks),
-            "fact": np.tile(self.facts, n_masks),
-        }
-        for name, values in self.scores.items():
-            columns[name] = values.ravel()
-            columns[f"{name}_intact"] = self.intact[name].ravel()
-        frame = pd.DataFrame(columns)
-        frame.attrs["provenance"] = self.provenance
-        return frame
-
-    @classmethod
-    def from_frame(cls, frame: pd.DataFrame, grid: HeadGrid) -> Measurements:
-        """Rebuild measurements from `frame`."""
-        frame = frame.sort_values(["mask", "item"])
-        first = frame.drop_duplicates("mask")
-        masks = [grid.mask(grid.parse(h) if h else []) for h in first["heads"].fillna("")]
-        names = [c.removesuffix("_intact") for c in frame.columns if c.endswith("_intact")]
-
-        def table(column: str) -> np.ndarray:
-            return frame[column].to_numpy(float).reshape(len(first), -1)
-
-        return cls(
-            grid,
-            np.array(masks),
-            {name: table(name) for name in names},
-            {name: table(f"{name}_intact") for name in names},
-            frame["fact"].to_numpy(str)[: len(frame) // len(first)],
-            frame.attrs.get("provenance", {}),
-        )
 
 
 class Evaluator:
@@ -162,12 +81,18 @@ class Evaluator:
         progress: bool | None = None,
         items: tuple[Item, ...] | None = None,
     ) -> None:
+        if not isinstance(model, HeadModel):
+            raise InputError(f"{model!r} is no HeadModel: use what load_model returns")
+        if not isinstance(task, Task):
+            raise InputError(f"{task!r} is no Task: use what load_task returns")
         if ablation not in KINDS:
             raise InputError(f"unknown ablation {ablation!r}: choose from {', '.join(KINDS)}")
-        if chunk is not None and chunk < 1:
-            raise InputError(f"chunk must be at least one mask, not {chunk}")
+        if chunk is not None:
+            check_count("chunk", chunk)
         self.model, self.task, self.split, self.ablation = model, task, split, ablation
         self.items = task.items(split, n_items) if items is None else tuple(items)
+        if not self.items:
+            raise InputError("there are no items to score: give at least one")
         if ablation == "resample" and len(self.items) < 2:
             raise InputError("resample ablation takes values from another item: give two or more")
         self.facts = np.array([item.fact or item.prompt for item in self.items])
@@ -179,6 +104,14 @@ class Evaluator:
         self._context = self.store.context(self._key(), self.scores)
         self.chunk = chunk or self.store.chunk(self._context) or self._fitting_chunk()
         self._intact: dict[int, np.ndarray] = {}
+
+    def fits(self, item: Item) -> bool:
+        """Whether an item can be scored: it fits the model's context, its answer has tokens."""
+        try:
+            encode(self.task, [item], self.model.tokenizer, self.model.max_length)
+        except InputError:
+            return False
+        return True
 
     @cached_property
     def baseline(self) -> dict[str, np.ndarray]:
@@ -203,12 +136,13 @@ class Evaluator:
         if count:
             self.evaluations["forward"] += len(masks)
             self.evaluations["equivalents"] += len(masks)
-        # The intact model first, so that it shares a chunk with the first masks; then each mask
-        # once, in the order asked for: a resumed run rebuilds the chunks of the first one.
+        # The intact model and each mask once. Masks that begin in the same layers share a chunk,
+        # which then starts there. The order depends on the masks alone: a resumed run rebuilds the
+        # chunks of the first one.
         wanted = {m.tobytes(): m for m in [np.zeros(self.grid.size, bool), *masks]}
         known = {key: self._known(mask) for key, mask in wanted.items()}
         missing = {key: mask for key, mask in wanted.items() if known[key] is None}
-        self._run(list(missing.values()))
+        self._run(sorted(missing.values(), key=lambda m: (m.any(), self._depth(m))))
         known |= {key: self._known(mask) for key, mask in missing.items()}
         return self._collect(masks, [known[mask.tobytes()] for mask in masks])
 
@@ -249,23 +183,54 @@ class Evaluator:
         encoded, model = self._encoded, self.model
         n_rows, chunk = len(encoded.rows), self.chunk
         for_prefix, for_items = self._ablations
+        first = self._first_layer(masks)
         cache = None
         if encoded.prefix:
             ids = torch.tensor(encoded.rows[0][: encoded.prefix]).repeat(chunk, 1)
             last = torch.full((chunk, 1), encoded.prefix - 1)
-            ones = torch.ones_like(ids)
-            cache = forward(model, ids, ones, filled, for_prefix, last, keep_cache=True).cache
+            start = self._clean.in_prefix(first, chunk) if first else None
+            cache = forward(
+                model,
+                ids,
+                torch.ones_like(ids),
+                filled,
+                for_prefix,
+                last,
+                keep_cache=True,
+                start=start,
+            ).cache
+            if first:
+                self._clean.complete(cache, first, chunk)
             cache.batch_repeat_interleave(n_rows)
+        start = self._clean.in_items(first, chunk) if first else None
         ids, attention = (part.repeat(chunk, 1) for part in self._suffixes)
         places = torch.from_numpy(encoded.positions - encoded.prefix).repeat(chunk, 1)
         rows = filled.repeat(n_rows, axis=0)
-        logits = forward(model, ids, attention, rows, for_items, places, cache=cache).logits
+        logits = forward(
+            model, ids, attention, rows, for_items, places, cache=cache, start=start
+        ).logits
         scores = combine(encoded, *probe_logits(encoded, logits))
         return np.stack([scores[name] for name in self.scores], axis=1)[: len(masks)]
 
+    def _first_layer(self, masks: np.ndarray) -> int:
+        """Return the first layer with a head off, if what is before it need not be run again."""
+        if not self.model.can_start_late:
+            return 0
+        first = min(map(self._depth, masks))
+        return first if WORTH_SKIPPING <= first < self.grid.n_layers else 0
+
+    def _depth(self, mask: np.ndarray) -> int:
+        """Return the first layer in which a mask has a head off; past the last one for none."""
+        off = np.flatnonzero(mask)
+        return int(off[0]) // self.grid.n_heads if len(off) else self.grid.n_layers
+
+    @cached_property
+    def _clean(self) -> CleanRun:
+        return CleanRun(self.model, self._encoded)
+
     @cached_property
     def _suffixes(self) -> tuple[torch.Tensor, torch.Tensor]:
-        return self._encoded.suffixes(self.model.tokenizer.pad_token_id)
+        return self._encoded.suffixes()
 
     @cached_property
     def _ablations(self) -> tuple[Ablation, Ablation]:
@@ -292,8 +257,10 @@ class Evaluator:
             stored = self.store.get(self._context, none[0], len(self.scores))
             if chunk not in stored:  # a smaller chunk took over after memory ran out
                 before, self.chunk = self.chunk, chunk
-                self.store.put(self._context, chunk, none, self._score(none))
-                self.chunk = before
+                try:
+                    self.store.put(self._context, chunk, none, self._score(none))
+                finally:
+                    self.chunk = before
                 stored = self.store.get(self._context, none[0], len(self.scores))
             self._intact[chunk] = stored[chunk]
         scores = np.stack([values for _, values in pairs])
@@ -353,5 +320,6 @@ class Evaluator:
 
 def _out_of_memory(error: BaseException) -> bool:
     return isinstance(error, (torch.OutOfMemoryError, MemoryError)) or any(
-        phrase in str(error) for phrase in ("not enough memory", "can't allocate memory")
+        phrase in str(error).lower()
+        for phrase in ("out of memory", "not enough memory", "can't allocate", "alloc_failed")
     )

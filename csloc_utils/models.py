@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import importlib.metadata
 import inspect
+import json
 import os
 import re
 from collections.abc import Mapping
@@ -23,7 +24,7 @@ from nnsight import TransformersModel
 
 from csloc_utils.errors import InputError
 from csloc_utils.heads import HeadGrid
-from csloc_utils.sources import find_source, quiet
+from csloc_utils.sources import find_source, load_weights, quiet
 
 # Where the architectures of transformers keep the projection that joins the heads:
 # <layer stack>.<layer>.<attention>.<projection>.
@@ -57,6 +58,10 @@ class HeadModel:
         Layers and query heads.
     projections : list of nnsight.Envoy
         Each layer's attention output projection; its *input* holds the heads side by side.
+    layers : list of nnsight.Envoy
+        The layers that these projections belong to.
+    can_start_late : bool
+        Whether a forward may begin at a later layer (see `csloc_utils.reuse`).
     unembedding : nnsight.Envoy
         The output head (``lm_head``).
 
@@ -68,17 +73,24 @@ class HeadModel:
     """
 
     def __init__(self, hf: Any, tokenizer: Any, name: str = "model") -> None:
+        from csloc_utils.checks import starts_late, try_masks  # it runs what is defined here
+
         check_config(hf.config, name)
         self.hf, self.tokenizer, self.name = hf.eval(), tokenizer, name
         paths = find_projections(hf, name)
         self.grid = head_grid(hf, paths, name)
+        if not hasattr(tokenizer, "pad_token_id"):
+            raise InputError(f"{name} needs its tokenizer, not {tokenizer!r}: pass one")
         if tokenizer.pad_token_id is None:
             # Padding is masked out everywhere, so any existing token does.
-            tokenizer.pad_token = tokenizer.eos_token or tokenizer.unk_token
+            tokenizer.pad_token = tokenizer.eos_token or tokenizer.convert_ids_to_tokens(0)
         self.nn = TransformersModel(hf, tokenizer=tokenizer, task="text-generation")
         self.projections = [_envoy(self.nn, path) for path in paths]
+        stack = _SITE.fullmatch(paths[0])["stack"]
+        self.layers = [_envoy(self.nn, f"{stack}.{i}") for i in range(len(paths))]
         self.unembedding = _envoy(self.nn, _path_of(hf, hf.get_output_embeddings(), name))
-        _try_masks(self)
+        try_masks(self)
+        self.can_start_late = starts_late(self)
 
     @cached_property
     def cache_argument(self) -> str:
@@ -112,9 +124,10 @@ class HeadModel:
 
     @cached_property
     def fingerprint(self) -> dict[str, str]:
-        """What the measured numbers depend on: weights, dtype, attention, device, versions."""
+        """What the numbers depend on: weights, config, dtype, attention, device, versions."""
         return {
             "weights": _hash_weights(self.hf),
+            "config": _hash_config(self.hf.config),
             "dtype": str(self.dtype).removeprefix("torch."),
             "attention": self.hf.config._attn_implementation,
             "device": self.device.type,
@@ -186,7 +199,7 @@ def load_model(
     """
     if dtype not in DTYPES:
         raise InputError(f"unknown dtype {dtype!r}: choose from {', '.join(DTYPES)}")
-    where = _device(device)
+    where = find_device(device)
     source = find_source(name)
     options: dict[str, Any] = {"trust_remote_code": trust_remote_code}
     load_config(name, trust_remote_code=trust_remote_code)
@@ -194,10 +207,9 @@ def load_model(
         tokenizer = load_tokenizer(name, trust_remote_code=trust_remote_code)
     if attention:
         options["attn_implementation"] = attention
+    options["dtype"] = _DTYPES.get(dtype) or fast_dtype(where)
     with source.explain_errors(), quiet():
-        hf = transformers.AutoModelForCausalLM.from_pretrained(
-            source.location, dtype=_DTYPES.get(dtype) or fast_dtype(where), **options
-        )
+        hf = load_weights(source.location, **options)
     return HeadModel(hf.to(where), tokenizer, source.name)
 
 
@@ -213,13 +225,20 @@ def fast_dtype(device: torch.device | str) -> torch.dtype:
     return torch.float32
 
 
-def _device(device: str) -> torch.device:
+def find_device(device: str) -> torch.device:
+    """Return the device to run on; "auto" is a GPU if there is one.
+
+    Raises
+    ------
+    InputError
+        If it cannot be used on this machine.
+    """
     if device == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
         where = torch.device(device)
-        torch.empty(0, device=where)
-    except (RuntimeError, AssertionError) as error:
+        torch.zeros(1, device=where).item()
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
         reason = str(error).splitlines()[0]
         raise InputError(f"device {device!r} cannot be used here ({reason}): try cpu") from error
     return where
@@ -331,39 +350,9 @@ def _hash_weights(hf: Any) -> str:
     return digest.hexdigest()
 
 
-def _try_masks(model: HeadModel) -> None:
-    """Run four short rows through the masking: see that it masks, and masks only what it should."""
-    from csloc_utils.ablation import Ablation, masked_logits
-
-    grid, vocabulary = model.grid, model.hf.get_input_embeddings().weight.shape[0]
-    ids = torch.arange(1, 5).remainder(vocabulary).repeat(4, 1)
-    ids[3, -1] = 0  # another last token: in a causal model earlier positions must not notice
-    masks = torch.zeros(4, grid.size, dtype=torch.bool)
-    first = _first_active_head(model)
-    if first is not None:
-        masks[2, first] = True
-    ones = torch.ones_like(ids)
-    plain = masked_logits(model, ids, ones)
-    kept = masked_logits(model, ids, ones, masks[:1].repeat(4, 1), Ablation(always_edit=True))
-    if not torch.equal(plain, kept):
-        raise InputError(f"{model.name}: masking no head changes the logits; the trace is wrong")
-    masked = masked_logits(model, ids, ones, masks)
-    if first is not None and torch.equal(masked[2], plain[2]):
-        raise InputError(
-            f"{model.name}: masking {grid.head(first)} at {model.projections[0]._path} changes "
-            "nothing, so this module is not where the heads are joined"
-        )
-    if not torch.allclose(plain[0, :-1], plain[3, :-1], atol=1e-2, rtol=1e-2):
-        raise InputError(f"{model.name} looks ahead (it is no causal model): csloc needs one")
-
-
-def _first_active_head(model: HeadModel) -> int | None:
-    """Return a head that can change the logits: its columns of the projection are not all zero."""
-    grid = model.grid
-    for layer, envoy in enumerate(model.projections):
-        weight = envoy._module.weight
-        weight = weight if hasattr(envoy._module, "nf") else weight.T
-        active = weight.reshape(grid.n_heads, -1).abs().amax(1).nonzero()
-        if len(active):
-            return layer * grid.n_heads + int(active[0])
-    return None
+def _hash_config(config: Any) -> str:
+    """Identity of what the configuration computes: no names, paths, dtypes and versions."""
+    passing = ("_name_or_path", "dtype", "torch_dtype", "transformers_version", "architectures")
+    kept = {k: v for k, v in config.to_dict().items() if k not in passing and k[0] != "_"}
+    text = json.dumps(kept, sort_keys=True, default=str)
+    return hashlib.sha256(text.encode()).hexdigest()

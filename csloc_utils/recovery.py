@@ -57,8 +57,10 @@ class HeadLasso(RegressorMixin, BaseEstimator):
     n_features_in_ : int
         Number of heads.
 
-    References ---------- Bair, Xu, Sun and Kolter (2026), Compressed Sensing for Capability
-    Localization in Large Language Models.
+    References
+    ----------
+    Bair, Xu, Sun and Kolter (2026), Compressed Sensing for Capability Localization in Large
+    Language Models.
 
     Examples
     --------

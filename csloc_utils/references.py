@@ -46,7 +46,7 @@ def donor_values(model: HeadModel, encoded: Encoded) -> tuple[Ablation, Ablation
     A row's donor is a row of the next item in a fixed shuffled circle of the items, aligned at
     the first scored token; beyond its ends its first or last token stands in.
     """
-    ids, attention = encoded.suffixes(model.tokenizer.pad_token_id)
+    ids, attention = encoded.suffixes()
     n_rows, prefix = len(encoded.rows), encoded.prefix
     if prefix:
         ids = torch.cat([torch.tensor([row[:prefix] for row in encoded.rows]), ids], dim=1)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import errno
 import importlib.metadata
 import json
 import os
 import platform
+import stat
 from argparse import Namespace
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
@@ -27,26 +30,61 @@ _PACKAGES = ("torch", "transformers", "nnsight", "scikit-learn", "numpy", "scipy
 
 
 def check_writable(path: Path) -> None:
-    """Raise `InputError` unless a file can be written at `path`."""
-    if path.is_dir():
-        raise InputError(f"cannot write {path}: it is a folder; give a file name in it")
-    if not path.parent.is_dir():
-        raise InputError(f"cannot write {path}: there is no folder {path.parent}; make it first")
-    if not os.access(path if path.exists() else path.parent, os.W_OK):
-        raise InputError(f"cannot write {path}: no permission; choose another place")
+    """Raise `InputError` unless `write_json` will be able to write at `path`."""
+    with _explained(path):
+        target = Path(os.path.realpath(path))
+        try:
+            mode = os.stat(target).st_mode
+        except FileNotFoundError:
+            mode = stat.S_IFREG
+        if stat.S_ISDIR(mode):
+            raise InputError(f"cannot write {path}: it is a folder; give a file name in it")
+        if not target.parent.is_dir():
+            raise InputError(
+                f"cannot write {path}: there is no folder {path.parent}; make it first"
+            )
+        if target.exists() and not os.access(target, os.W_OK):
+            raise PermissionError(errno.EACCES, "no permission")
+        if stat.S_ISREG(mode):
+            scratch = _beside(target)
+            scratch.touch()
+            scratch.unlink()
 
 
 def write_json(path: Path, report: dict[str, Any]) -> None:
-    """Write a report; a reader sees the old file or the whole new one."""
-    scratch = path.with_name(f".{path.name}.{os.getpid()}")
+    """Write a report; a reader sees the old file or the whole new one.
+
+    A link is followed; what is no ordinary file (a pipe, ``/dev/stdout``) is written to directly.
+    """
+    text = json.dumps(report, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+    with _explained(path):
+        target = Path(os.path.realpath(path))
+        if target.exists() and not target.is_file():
+            target.write_text(text, "utf-8")
+            return
+        scratch = _beside(target)
+        try:
+            scratch.write_text(text, "utf-8", errors="surrogateescape")
+            scratch.replace(target)
+        finally:
+            scratch.unlink(missing_ok=True)
+
+
+def _beside(target: Path) -> Path:
+    return target.with_name(f".csloc-{os.getpid()}.json")
+
+
+@contextmanager
+def _explained(path: Path) -> Iterator[None]:
     try:
-        scratch.write_text(
-            json.dumps(report, indent=1, ensure_ascii=False, allow_nan=False) + "\n", "utf-8"
-        )
-        scratch.replace(path)
-    except OSError as error:
-        scratch.unlink(missing_ok=True)
-        raise InputError(f"cannot write {path}: {error.strerror}; choose another place") from error
+        yield
+    except InputError:
+        raise
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise InputError(
+            f"cannot write {str(path)[:80]!r}: {reason}; choose another place"
+        ) from error
 
 
 def locate_report(
@@ -68,6 +106,7 @@ def locate_report(
             "items": len(evaluator.items),
             "fingerprint": task.fingerprint(evaluator.items),
         },
+        "seed": task.seed,
         "method": args.method,
         "k": args.k,
         "score": args.score,
@@ -106,7 +145,6 @@ def _header(args: Namespace, model: HeadModel) -> dict[str, Any]:
             "heads": model.grid.n_heads,
             "fingerprint": model.fingerprint,
         },
-        "seed": 0 if args.seed is None else args.seed,
         "ablation": args.ablation,
         "versions": {
             "csloc": __version__,

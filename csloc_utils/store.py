@@ -8,9 +8,10 @@ committed chunk by chunk, so a killed run loses at most the chunk it was in.
 from __future__ import annotations
 
 import json
+import os
 import sqlite3
-from collections.abc import Mapping, Sequence
-from contextlib import closing
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from datetime import datetime, timezone
 from pathlib import Path
 
@@ -20,14 +21,14 @@ from csloc_utils.errors import InputError
 from csloc_utils.sources import cache_folder
 
 _VERSION = 1
-_SCHEMA = f"""
-CREATE TABLE IF NOT EXISTS context (
-    id INTEGER PRIMARY KEY, key TEXT NOT NULL UNIQUE, scores TEXT NOT NULL, created TEXT NOT NULL);
-CREATE TABLE IF NOT EXISTS measurement (
-    context INTEGER NOT NULL REFERENCES context(id), chunk INTEGER NOT NULL, mask BLOB NOT NULL,
-    scores BLOB NOT NULL, PRIMARY KEY (context, chunk, mask)) WITHOUT ROWID;
-PRAGMA user_version = {_VERSION};
-"""
+_SCHEMA = (
+    "CREATE TABLE context (id INTEGER PRIMARY KEY, key TEXT NOT NULL UNIQUE, "
+    "scores TEXT NOT NULL, created TEXT NOT NULL)",
+    "CREATE TABLE measurement (context INTEGER NOT NULL REFERENCES context(id), "
+    "chunk INTEGER NOT NULL, mask BLOB NOT NULL, scores BLOB NOT NULL, "
+    "PRIMARY KEY (context, chunk, mask)) WITHOUT ROWID",
+    f"PRAGMA user_version = {_VERSION}",
+)
 
 
 class Store:
@@ -46,27 +47,53 @@ class Store:
     """
 
     def __init__(self, path: str | Path | None = None) -> None:
-        self.path = str(path or cache_folder() / "measurements.sqlite")
-        try:
+        self.path = os.fspath(path or cache_folder() / "measurements.sqlite")
+        with self._explained():
             if self.path != ":memory:":
                 Path(self.path).parent.mkdir(parents=True, exist_ok=True)
             # Autocommit: transactions are opened where they are needed, below.
             self._db = sqlite3.connect(self.path, timeout=60, isolation_level=None)
-            version = self._db.execute("PRAGMA user_version").fetchone()[0]
-            if version not in (0, _VERSION):
-                raise InputError(
-                    f"store {self.path} has version {version}, this csloc reads {_VERSION}: "
-                    "give another --store"
-                )
-            if version == 0:
-                if self._db.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:
-                    raise InputError(f"{self.path} is another database: give another --store")
+            with self._transaction():
+                self._make_tables()
+            if self.path != ":memory:":
                 self._db.execute("PRAGMA journal_mode = WAL")
-                self._db.executescript(_SCHEMA)
-        except (OSError, sqlite3.Error) as error:
+
+    def _make_tables(self) -> None:
+        version = self._db.execute("PRAGMA user_version").fetchone()[0]
+        tables = {name for (name,) in self._db.execute("SELECT name FROM sqlite_master")}
+        if version == 0 and not tables:
+            for statement in _SCHEMA:
+                self._db.execute(statement)
+        elif version > _VERSION and "measurement" in tables:
             raise InputError(
-                f"cannot use {self.path} as a store ({error}): give a --store that can be written"
+                f"store {self.path} has version {version}, this csloc reads {_VERSION}: "
+                "give another --store"
+            )
+        elif version != _VERSION or not {"context", "measurement"} <= tables:
+            raise InputError(f"{self.path} is another database: give another --store")
+
+    @contextmanager
+    def _explained(self) -> Iterator[None]:
+        """Turn what SQLite and the file system raise into one `InputError`."""
+        try:
+            yield
+        except (OSError, ValueError, sqlite3.Error) as error:
+            if isinstance(error, InputError):
+                raise
+            raise InputError(
+                f"cannot use {self.path!r} as a store ({error}): give a --store that can be written"
             ) from error
+
+    @contextmanager
+    def _transaction(self) -> Iterator[None]:
+        """All or nothing, also when the process is killed."""
+        self._db.execute("BEGIN IMMEDIATE")
+        try:
+            yield
+        except BaseException:
+            self._db.execute("ROLLBACK")
+            raise
+        self._db.execute("COMMIT")
 
     def context(self, key: Mapping[str, object], scores: Sequence[str]) -> int:
         """Return the number of a context, noting it if it is new.
@@ -80,11 +107,14 @@ class Store:
         """
         text = json.dumps(key, sort_keys=True, ensure_ascii=False)
         now = datetime.now(timezone.utc).isoformat(timespec="seconds")
-        self._db.execute(
-            "INSERT OR IGNORE INTO context (key, scores, created) VALUES (?, ?, ?)",
-            (text, json.dumps(list(scores)), now),
-        )
-        return self._db.execute("SELECT id FROM context WHERE key = ?", (text,)).fetchone()[0]
+        find = "SELECT id FROM context WHERE key = ?"
+        with self._explained():
+            if not self._db.execute(find, (text,)).fetchone():
+                self._db.execute(
+                    "INSERT OR IGNORE INTO context (key, scores, created) VALUES (?, ?, ?)",
+                    (text, json.dumps(list(scores)), now),
+                )
+            return self._db.execute(find, (text,)).fetchone()[0]
 
     def chunk(self, context: int) -> int | None:
         """Return the chunk shape of most measurements in a context, if there are any."""
@@ -115,14 +145,8 @@ class Store:
             (context, chunk, _pack(mask), np.ascontiguousarray(score, float).tobytes())
             for mask, score in zip(masks, scores, strict=True)
         ]
-        with closing(self._db.cursor()) as cursor:
-            cursor.execute("BEGIN IMMEDIATE")
-            try:
-                cursor.executemany("INSERT OR IGNORE INTO measurement VALUES (?, ?, ?, ?)", rows)
-                cursor.execute("COMMIT")
-            except BaseException:
-                cursor.execute("ROLLBACK")
-                raise
+        with self._explained(), self._transaction():
+            self._db.executemany("INSERT OR IGNORE INTO measurement VALUES (?, ?, ?, ?)", rows)
 
     def __len__(self) -> int:
         return self._db.execute("SELECT count(*) FROM measurement").fetchone()[0]

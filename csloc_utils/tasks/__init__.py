@@ -75,4 +75,6 @@ def controls_for(task: Task) -> list[str]:
     needs shows there.
     """
     known = CONTROLS if task.source == "built-in" else {}
-    return [name for name in known.get(task.name, OWN_CONTROLS) if name != task.name]
+    # A file that happens to be called "text" is no plain text, so it keeps that control.
+    own = task.name if known or task.name != "text" else None
+    return [name for name in known.get(task.name, OWN_CONTROLS) if name != own]

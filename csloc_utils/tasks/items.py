@@ -141,6 +141,11 @@ class Task:
         if bool(item.choices) != (self.scoring == "choice"):
             need = "choices" if self.scoring == "choice" else "answers"
             raise InputError(f"{self.scoring} scoring needs {need}: {item.prompt!r} has none")
+        if self.scoring == "text" and len(item.answers) > 1:
+            raise InputError(
+                f"text scoring follows one continuation, {item.prompt!r} has {len(item.answers)}:"
+                " keep one, or make two items of them"
+            )
         if not self.context(item).strip():
             raise InputError("an item without prompt needs a task with a prefix: give one of them")
         for answer in item.right if item.prompt.strip() else ():

@@ -5,7 +5,7 @@ import pytest
 
 import shown
 import tiny
-from csloc_utils.errors import GateError
+from csloc_utils.errors import GateError, InputError
 from csloc_utils.gate import check_capability
 from csloc_utils.measure import Evaluator
 from csloc_utils.tasks import Item, Task
@@ -54,7 +54,7 @@ def test_always_giving_the_commonest_answer_is_no_capability(model):
 def test_same_answer_everywhere(model):
     items = [Item(p, ("7",)) for p in shown.questions(6)]
     task = Task("same", "none", "continuation", "", items, [Item("e =", ("e",))], 0)
-    with pytest.raises(GateError, match="the same answer"):
+    with pytest.raises(InputError, match="the same answer"):
         gate(model, task)
 
 

@@ -61,6 +61,18 @@ def test_effect_is_ablated_minus_intact_on_the_same_items(model, task):
     assert (got.effects("accuracy") <= 0).all() and got.effects("accuracy").min() < 0
 
 
+@pytest.mark.parametrize("name", tiny.ARCHITECTURES)
+def test_starting_at_the_first_ablated_layer_changes_no_bit(name, monkeypatch):
+    model = tiny.head_model(name)
+    assert model.can_start_late == (not name.startswith("falcon"))  # their layers return tuples
+    a_task = shown.task(model, 16)
+    masks = model.grid.single_masks()
+    late = evaluator(model, a_task, chunk=3).measure(masks)
+    monkeypatch.setattr(Evaluator, "_first_layer", lambda self, masks: 0)
+    whole = evaluator(model, a_task, chunk=3).measure(masks)
+    assert (late.scores["logprob"] == whole.scores["logprob"]).all()
+
+
 def test_empty_mask_has_no_effect_at_all(model, task):
     got = evaluator(model, task).measure(np.vstack([some_masks(model, 2), model.grid.mask([])]))
     assert (got.item_effects()[-1] == 0).all()
@@ -236,7 +248,7 @@ def test_items_are_a_seeded_sample_not_the_first(model, task):
     ("options", "message"),
     [
         (dict(ablation="noise"), "unknown ablation"),
-        (dict(chunk=0), "at least one mask"),
+        (dict(chunk=0), "chunk is 0"),
         (dict(split="test"), "unknown split"),
         (dict(n_items=0), "0"),
         (dict(n_items=21), "21"),

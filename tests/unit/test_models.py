@@ -9,11 +9,11 @@ import transformers
 
 import tiny
 from csloc_utils import sources
+from csloc_utils.checks import try_masks
 from csloc_utils.errors import InputError
 from csloc_utils.heads import Head
 from csloc_utils.models import (
     HeadModel,
-    _try_masks,
     check_config,
     fast_dtype,
     find_projections,
@@ -113,7 +113,7 @@ def test_models_that_look_ahead_are_found_out_by_running_them():
 
     hf.model.layers[1].self_attn.forward = both_ways
     with pytest.raises(InputError, match="looks ahead"):
-        _try_masks(model)
+        try_masks(model)
 
 
 def test_looked_for_modules_are_named_when_none_is_found():

@@ -87,6 +87,7 @@ def test_files_that_are_no_store(tmp_path):
     with pytest.raises(InputError, match="another database"):
         Store(tmp_path / "other.sqlite")
     newer = sqlite3.connect(tmp_path / "newer.sqlite")
+    newer.execute("CREATE TABLE measurement (x)")
     newer.execute("PRAGMA user_version = 99")
     newer.commit()
     with pytest.raises(InputError, match="version 99"):

@@ -31,7 +31,7 @@ def test_own_file_with_everything(tmp_path):
         "prefix": "one cat, two cats\n",
         "delimiter": "",
         "description": "d",
-        "scoring": "text",
+        "scoring": "continuation",
     }
     path = write(
         tmp_path / "own.jsonl",
@@ -40,7 +40,11 @@ def test_own_file_with_everything(tmp_path):
         {"prompt": "one fish, two", "answer": ["fish", "fishes"], "split": "verify", "fact": "f"},
     )
     own = load_task(path)
-    assert (own.name, own.capability, own.scoring) == ("plurals", "forming a plural", "text")
+    assert (own.name, own.capability, own.scoring) == (
+        "plurals",
+        "forming a plural",
+        "continuation",
+    )
     assert own.prefix == "one cat, two cats\n" and own.delimiter == "" and own.description == "d"
     assert own.locate == (Item("one mouse, two", (" mice",)),)
     assert own.verify == (Item("one fish, two", ("fish", "fishes"), fact="f"),)

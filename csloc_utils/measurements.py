@@ -1,0 +1,95 @@
+"""Measured scores: masks × items, beside the intact model's."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from csloc_utils.errors import InputError
+from csloc_utils.heads import HeadGrid
+
+
+@dataclass
+class Measurements:
+    """Scores of masks on items.
+
+    Attributes
+    ----------
+    grid : HeadGrid
+    masks : bool array (n_masks, n_heads)
+        True = ablated.
+    scores : dict of str to float array (n_masks, n_items)
+        ``logprob`` in nats, ``accuracy`` from 0 to 1; see `csloc_utils.scoring.combine`.
+    intact : dict of str to float array (n_masks, n_items)
+        The intact model's scores, measured in each mask's own chunk shape.
+    facts : str array (n_items,)
+        Items with the same fact are not independent.
+    provenance : dict
+        Model, task, ablation, chunk shapes, versions, date.
+    """
+
+    grid: HeadGrid
+    masks: np.ndarray
+    scores: dict[str, np.ndarray]
+    intact: dict[str, np.ndarray]
+    facts: np.ndarray
+    provenance: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def baseline(self) -> dict[str, np.ndarray]:
+        """The intact model's item scores, ``(n_items,)`` each."""
+        return {name: values[-1] for name, values in self.intact.items()}
+
+    def item_effects(self, score: str = "logprob") -> np.ndarray:
+        """Return score(ablated) − score(intact) for every mask and item, ``(n_masks, n_items)``."""
+        if score not in self.scores:
+            raise InputError(f"unknown score {score!r}: choose from {', '.join(self.scores)}")
+        return self.scores[score] - self.intact[score]
+
+    def effects(self, score: str = "logprob") -> np.ndarray:
+        """Return each mask's mean effect over items, ``(n_masks,)``; negative = damage."""
+        return self.item_effects(score).mean(axis=1)
+
+    def frame(self) -> pd.DataFrame:
+        """Return a tidy frame: one row per mask and item.
+
+        Columns: ``mask`` (its number), ``heads`` (names, comma-separated), ``item``, ``fact``,
+        every score, and every score's ``<score>_intact``. Provenance stands in ``attrs``.
+        """
+        n_masks, n_items = next(iter(self.scores.values())).shape
+        names = [",".join(str(self.grid.head(i)) for i in np.flatnonzero(m)) for m in self.masks]
+        columns: dict[str, Any] = {
+            "mask": np.repeat(np.arange(n_masks), n_items),
+            "heads": np.repeat(np.array(names, dtype=object), n_items),
+            "item": np.tile(np.arange(n_items), n_masks),
+            "fact": np.tile(self.facts, n_masks),
+        }
+        for name, values in self.scores.items():
+            columns[name] = values.ravel()
+            columns[f"{name}_intact"] = self.intact[name].ravel()
+        frame = pd.DataFrame(columns)
+        frame.attrs["provenance"] = self.provenance
+        return frame
+
+    @classmethod
+    def from_frame(cls, frame: pd.DataFrame, grid: HeadGrid) -> Measurements:
+        """Rebuild measurements from `frame`."""
+        frame = frame.sort_values(["mask", "item"])
+        first = frame.drop_duplicates("mask")
+        masks = [grid.mask(grid.parse(h) if h else []) for h in first["heads"].fillna("")]
+        names = [c.removesuffix("_intact") for c in frame.columns if c.endswith("_intact")]
+
+        def table(column: str) -> np.ndarray:
+            return frame[column].to_numpy(float).reshape(len(first), -1)
+
+        return cls(
+            grid,
+            np.array(masks),
+            {name: table(name) for name in names},
+            {name: table(f"{name}_intact") for name in names},
+            frame["fact"].to_numpy(str)[: len(frame) // len(first)],
+            frame.attrs.get("provenance", {}),
+        )
