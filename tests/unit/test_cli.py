@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -69,6 +70,7 @@ def run(folder, tmp_path, monkeypatch, capsys):
     return call
 
 
+PACKAGE = str(Path(cli.__file__).parent.parent)
 LOCATE = "locate --model model --task shown.jsonl --controls control.jsonl --dtype float32 --quiet "
 
 
@@ -242,27 +244,26 @@ def test_interrupt_says_how_to_resume(run, monkeypatch):
     assert status == 130 and f"Resume: csloc {' '.join(line.split())}" in errors
 
 
-def test_kill_and_resume_equals_an_uninterrupted_run(folder, tmp_path):
+def test_kill_and_resume_equals_an_uninterrupted_run(run, folder, tmp_path, monkeypatch):
     """Public reports: nteract/papermill #478 (a dead kernel loses the run)."""
-    line = f"{LOCATE} --method greedy --k 4 --random 5"
-    environment = os.environ | {"PYTHONPATH": os.getcwd(), "OMP_NUM_THREADS": "1"}
-    reports = []
-    for kill in (False, True):
-        cache = tmp_path / str(kill)
-        command = [sys.executable, "-m", "csloc_utils.cli", *line.split()]
-        command += ["--json", str(tmp_path / f"{kill}.json")]
-        setting = {"cwd": folder, "env": environment | {"CSLOC_CACHE": str(cache)}}
-        if kill:
-            process = subprocess.Popen(command, **setting, stdout=subprocess.DEVNULL)
-            store = cache / "measurements.sqlite-wal"
-            while process.poll() is None and not (store.exists() and store.stat().st_size > 30000):
-                time.sleep(0.002)
-            process.send_signal(signal.SIGKILL)
-            assert process.wait() == -9, "it finished before it could be killed"
-        subprocess.run(command, **setting, check=True, stdout=subprocess.DEVNULL)
-        report = json.loads((tmp_path / f"{kill}.json").read_text())
-        reports.append({k: v for k, v in report.items() if k not in ("date", "command")})
-    assert reports[0] == reports[1]
+    line = f"{LOCATE} --method greedy --k 4 --random 5 --json {tmp_path / 'out.json'}"
+
+    def result():
+        status, _, errors = run(line)
+        assert status == 0, errors
+        return json.loads((tmp_path / "out.json").read_text()) | {"date": ""}
+
+    whole = result()
+    monkeypatch.setenv("CSLOC_CACHE", str(tmp_path / "killed"))
+    command = [sys.executable, "-m", "csloc_utils.cli", *line.split()]
+    environment = os.environ | {"PYTHONPATH": PACKAGE, "OMP_NUM_THREADS": "1"}
+    process = subprocess.Popen(command, cwd=folder, env=environment, stdout=subprocess.DEVNULL)
+    log = tmp_path / "killed" / "measurements.sqlite-wal"
+    while process.poll() is None and not (log.exists() and log.stat().st_size > 30000):
+        time.sleep(0.002)
+    process.send_signal(signal.SIGKILL)
+    assert process.wait() == -signal.SIGKILL, "it finished before it could be killed"
+    assert result() == whole
 
 
 def test_the_version(capsys):

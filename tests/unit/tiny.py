@@ -10,6 +10,8 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 
 from csloc_utils.models import HeadModel
 
+torch.set_num_threads(1)  # more only get in each other's way on matrices as small as these
+
 WORDS = ["<unk>", "<pad>", *"0 1 2 3 4 5 6 7 8 9 = × + A B C D a b c d e f".split(), "Answer:"]
 
 
