@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import zipfile
 
@@ -10,7 +11,9 @@ import pytest
 
 import build
 
-SECONDS = 180  # on two cores, nothing measured before
+# On two quiet cores, nothing measured before. Runners of a CI service are neither quiet nor all
+# alike: they fail a chapter that takes twice as long.
+SECONDS = 180 * (2 if os.environ.get("CI") else 1)
 
 
 @pytest.mark.parametrize("chapter", build.chapters())
