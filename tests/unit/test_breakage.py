@@ -1,4 +1,4 @@
-"""Defects found in review: each test fails until its bug is mended."""
+"""Defects that a review found: each has a test that it stays mended."""
 
 import copy
 import json
