@@ -11,7 +11,7 @@ import json
 import os
 import sqlite3
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import datetime, timezone
 from pathlib import Path
 
@@ -55,7 +55,9 @@ class Store:
             self._db = sqlite3.connect(self.path, timeout=60, isolation_level=None)
             with self._transaction():
                 self._make_tables()
-            if self.path != ":memory:":
+            # The mode stays with the file, so whoever comes first sets it; the switch does not wait
+            # for others as every other statement does, and it is only for speed.
+            with suppress(sqlite3.OperationalError):
                 self._db.execute("PRAGMA journal_mode = WAL")
 
     def _make_tables(self) -> None:
