@@ -226,7 +226,7 @@ def _ablate(args: argparse.Namespace) -> None:
     heads = grid.parse(args.heads)
     import numpy as np
 
-    from csloc_utils.intervals import bootstrap
+    from csloc_utils.intervals import Interval, bootstrap
     from csloc_utils.measure import Evaluator
     from csloc_utils.results import ablate_report, write_json
 
@@ -257,7 +257,7 @@ def _ablate(args: argparse.Namespace) -> None:
     if args.json:
         write_json(args.json, ablate_report(args, model, heads, results))
     rows = [
-        (r["task"], r["items"], s, r["intact"][s], r["ablated"][s], _with_interval(r["drop"][s]))
+        (r["task"], r["items"], s, r["intact"][s], r["ablated"][s], Interval(**r["drop"][s]))
         for r in results
         for s in ("logprob", "accuracy")
     ]
@@ -352,6 +352,8 @@ def _print_search(result: Any, evaluator: Any) -> None:
 
 
 def _print_verification(verification: Any) -> None:
+    from csloc_utils.intervals import Interval
+
     print("\nverification on held-out items (drop = intact − ablated)")
     rows = [
         (
@@ -359,7 +361,7 @@ def _print_verification(verification: Any) -> None:
             row.score,
             row.intact,
             row.ablated,
-            _with_interval({"value": row.drop, "low": row.low, "high": row.high}),
+            Interval(row.drop, row.low, row.high),
             row.random_mean,
             "" if row.beats != row.beats else f"{row.beats:.0%} of {row.n_random}",
         )
@@ -368,11 +370,7 @@ def _print_verification(verification: Any) -> None:
     columns = ("task", "score", "intact", "ablated", "drop [95 %]", "random", "more than random")
     _table(columns, rows)
     for score, interval in (verification.specific or {}).items():
-        print(f"specific damage, {score}: {_with_interval(vars(interval))}")
-
-
-def _with_interval(interval: dict[str, float]) -> str:
-    return f"{interval['value']:.2f} [{interval['low']:.2f}, {interval['high']:.2f}]"
+        print(f"specific damage, {score}: {interval}")
 
 
 def _table(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:

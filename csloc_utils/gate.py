@@ -54,8 +54,8 @@ class Gate:
             return self
         raise GateError(
             f"the model does not show this capability: on {self.n_items} items of {self.task} its "
-            f"accuracy is {self.accuracy:.2f} (above chance by {_show(self.above_chance)}) and its "
-            f"own answers lie {_show(self.above_permuted)} nats above other items' answers; "
+            f"accuracy is {self.accuracy:.2f} (above chance by {self.above_chance}) and its "
+            f"own answers lie {self.above_permuted} nats above other items' answers; "
             "nothing is claimed about its heads"
         )
 
@@ -129,21 +129,32 @@ def _donors(evaluator: Evaluator) -> np.ndarray:
     def differ(a: Item, b: Item) -> bool:
         if a.choices:
             return b.correct < len(a.choices) and a.correct != b.correct
-        return set(a.answers).isdisjoint(b.answers) and evaluator.fits(_answered(a, b))
+        return set(a.answers).isdisjoint(b.answers)
 
-    shifts = [[differ(items[i], items[(i + s) % n]) for i in range(n)] for s in range(1, n)]
-    if not shifts:
-        return np.full(n, -1)
-    best = int(np.argmax([sum(row) for row in shifts]))
-    donors = (np.arange(n) + best + 1) % n
-    return np.where(shifts[best], donors, -1)
+    def fits(a: Item, b: Item) -> bool:
+        return bool(a.choices) or evaluator.fits(_answered(a, b))  # choices stay the item's own
+
+    def shifted(by: int) -> np.ndarray:
+        return (np.arange(n) + by) % n
+
+    pairs = {s: [differ(items[i], items[j]) for i, j in enumerate(shifted(s))] for s in range(1, n)}
+    best = np.full(n, -1)
+    # Whether a pair fits takes the tokenizer, so only shifts that could still win are asked.
+    for shift in sorted(pairs, key=lambda s: -sum(pairs[s])):
+        if sum(pairs[shift]) <= np.sum(best >= 0):
+            break
+        donors = np.array(
+            [
+                j if differs and fits(items[i], items[j]) else -1
+                for i, (j, differs) in enumerate(zip(shifted(shift), pairs[shift], strict=True))
+            ]
+        )
+        if np.sum(donors >= 0) > np.sum(best >= 0):
+            best = donors
+    return best
 
 
 def _answered(item: Item, donor: Item) -> Item:
     if item.choices:
         return replace(item, correct=donor.correct)
     return replace(item, answers=donor.answers)
-
-
-def _show(interval: Interval) -> str:
-    return f"{interval.value:.2f} [{interval.low:.2f}, {interval.high:.2f}]"

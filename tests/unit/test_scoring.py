@@ -20,7 +20,7 @@ def task(*items, scoring="continuation", prefix=""):
     return Task("t", "c", scoring, prefix, tuple(items), (filler,), 0)
 
 
-def scores(model, a_task, rows=None):
+def scores(model, a_task):
     """Score a task's locate items through `encode`, `probe_logits` and `combine`."""
     encoded = encode(a_task, a_task.locate, model.tokenizer)
     ids, attention = encoded.suffixes()
