@@ -23,10 +23,11 @@ from tqdm.auto import tqdm
 from csloc_utils.ablation import KINDS, Ablation, forward
 from csloc_utils.designs import check_count
 from csloc_utils.errors import InputError
+from csloc_utils.gradients import Slopes, score_slopes
 from csloc_utils.measurements import Measurements
 from csloc_utils.models import HeadModel
 from csloc_utils.references import donor_values, token_means
-from csloc_utils.reuse import WORTH_SKIPPING, CleanRun
+from csloc_utils.reuse import WORTH_SKIPPING, BaseRun
 from csloc_utils.scoring import SCORES, combine, encode, probe_logits
 from csloc_utils.store import Store
 from csloc_utils.tasks import Item, Task
@@ -34,6 +35,10 @@ from csloc_utils.tasks import Item, Task
 # A forward on this many tokens keeps the arithmetic units busy; more only costs memory.
 _BUSY_TOKENS = {"cpu": 512, "cuda": 65536}
 _MEMORY_SHARE = 0.4
+# A backward pass does about the work of two forwards.
+SLOPE_COST = 3
+# Masks with heads in common before the state of those heads is worth a run of its own.
+_WORTH_A_BASE = 6
 
 
 class Evaluator:
@@ -104,6 +109,7 @@ class Evaluator:
         self._context = self.store.context(self._key(), self.scores)
         self.chunk = chunk or self.store.chunk(self._context) or self._fitting_chunk()
         self._intact: dict[int, np.ndarray] = {}
+        self._base_runs: dict[bytes, BaseRun] = {}
 
     def fits(self, item: Item) -> bool:
         """Whether an item can be scored: it fits the model's context, its answer has tokens."""
@@ -136,17 +142,59 @@ class Evaluator:
         if count:
             self.evaluations["forward"] += len(masks)
             self.evaluations["equivalents"] += len(masks)
-        # The intact model and each mask once. Masks that begin in the same layers share a chunk,
-        # which then starts there. The order depends on the masks alone: a resumed run rebuilds the
-        # chunks of the first one.
-        wanted = {m.tobytes(): m for m in [np.zeros(self.grid.size, bool), *masks]}
+        # The intact model first, then each mask once. Masks that leave their base in the same layers
+        # share a chunk, which then starts there. Base and order depend on the masks alone: a
+        # resumed run rebuilds the chunks of the first one.
+        base = masks.all(axis=0) if len(masks) >= _WORTH_A_BASE else np.zeros(self.grid.size, bool)
+        intact = np.zeros(self.grid.size, bool)
+        if self._known(intact) is None:
+            self._run([intact], intact)
+        wanted = {m.tobytes(): m for m in [intact, *masks]}
         known = {key: self._known(mask) for key, mask in wanted.items()}
         missing = {key: mask for key, mask in wanted.items() if known[key] is None}
-        self._run(sorted(missing.values(), key=lambda m: (m.any(), self._depth(m))))
+        self._run(sorted(missing.values(), key=lambda m: self._depth(m, base)), base)
         known |= {key: self._known(mask) for key, mask in missing.items()}
         return self._collect(masks, [known[mask.tobytes()] for mask in masks])
 
-    def _run(self, missing: list[np.ndarray]) -> None:
+    def slopes(
+        self, masks: np.ndarray, strength: float = 1.0, score: str = "logprob", count: bool = True
+    ) -> Slopes:
+        """Differentiate the mean score along every head's keep-strength, one pass a mask.
+
+        Parameters
+        ----------
+        masks : bool array (n_masks, n_heads)
+            True = off at this point.
+        strength : float
+            Keep-strength of all other heads, from 0 (as if ablated) to 1 (intact).
+        score : {"logprob", "margin"}
+        count : bool
+            Whether the passes count: each is one forward, and a backward that costs two more.
+
+        Returns
+        -------
+        Slopes
+        """
+        masks = self.grid.check_masks(masks)
+        if not 0 <= strength <= 1:
+            raise InputError(f"strength is {strength!r}: give a keep-strength from 0 to 1")
+        if count:
+            self.evaluations["forward"] += len(masks)
+            self.evaluations["backward"] += len(masks)
+            self.evaluations["equivalents"] += SLOPE_COST * len(masks)
+        effects = np.zeros(masks.shape)
+        for row, mask in enumerate(masks):
+            point = f"{score} {strength:g} {np.packbits(mask).tobytes().hex()}"
+            slopes = self.store.get_slopes(self._context, point)
+            if slopes is None:
+                slopes = score_slopes(
+                    self.model, self._encoded, mask, strength, self._ablations, score
+                )
+                self.store.put_slopes(self._context, point, slopes)
+            effects[row] = -slopes
+        return Slopes(masks, float(strength), effects, score)
+
+    def _run(self, missing: list[np.ndarray], base: np.ndarray) -> None:
         """Measure and keep masks chunk by chunk; halve the chunk when memory runs out."""
         bar = tqdm(
             total=len(missing),
@@ -159,7 +207,7 @@ class Evaluator:
             while done < len(missing):
                 part = missing[done : done + self.chunk]
                 try:
-                    scores = self._score(np.array(part))
+                    scores = self._score(np.array(part), base)
                 except (torch.OutOfMemoryError, MemoryError, RuntimeError) as error:
                     if not _out_of_memory(error):
                         raise
@@ -176,19 +224,20 @@ class Evaluator:
                 done += len(part)
                 bar.update(len(part))
 
-    def _score(self, masks: np.ndarray) -> np.ndarray:
-        """Run one chunk: array ``(n_masks, n_scores, n_items)``."""
+    def _score(self, masks: np.ndarray, base: np.ndarray) -> np.ndarray:
+        """Run one chunk: array ``(n_masks, n_scores, n_items)``; all masks hold the base's heads."""
         filled = np.zeros((self.chunk, self.grid.size), bool)  # same shape for every chunk
         filled[: len(masks)] = masks
         encoded, model = self._encoded, self.model
         n_rows, chunk = len(encoded.rows), self.chunk
         for_prefix, for_items = self._ablations
-        first = self._first_layer(masks)
+        first = self._first_layer(masks, base)
+        begun = self._base_run(base) if first else None
         cache = None
         if encoded.prefix:
             ids = torch.tensor(encoded.rows[0][: encoded.prefix]).repeat(chunk, 1)
             last = torch.full((chunk, 1), encoded.prefix - 1)
-            start = self._clean.in_prefix(first, chunk) if first else None
+            start = begun.in_prefix(first, chunk) if begun else None
             cache = forward(
                 model,
                 ids,
@@ -199,10 +248,10 @@ class Evaluator:
                 keep_cache=True,
                 start=start,
             ).cache
-            if first:
-                self._clean.complete(cache, first, chunk)
+            if begun:
+                begun.complete(cache, first, chunk)
             cache.batch_repeat_interleave(n_rows)
-        start = self._clean.in_items(first, chunk) if first else None
+        start = begun.in_items(first, chunk) if begun else None
         ids, attention = (part.repeat(chunk, 1) for part in self._suffixes)
         places = torch.from_numpy(encoded.positions - encoded.prefix).repeat(chunk, 1)
         rows = filled.repeat(n_rows, axis=0)
@@ -212,21 +261,26 @@ class Evaluator:
         scores = combine(encoded, *probe_logits(encoded, logits))
         return np.stack([scores[name] for name in self.scores], axis=1)[: len(masks)]
 
-    def _first_layer(self, masks: np.ndarray) -> int:
-        """Return the first layer with a head off, if what is before it need not be run again."""
+    def _first_layer(self, masks: np.ndarray, base: np.ndarray) -> int:
+        """Return the first layer that differs from the base, if it pays to begin there."""
         if not self.model.can_start_late:
             return 0
-        first = min(map(self._depth, masks))
+        first = min(self._depth(mask, base) for mask in masks)
         return first if WORTH_SKIPPING <= first < self.grid.n_layers else 0
 
-    def _depth(self, mask: np.ndarray) -> int:
-        """Return the first layer in which a mask has a head off; past the last one for none."""
-        off = np.flatnonzero(mask)
-        return int(off[0]) // self.grid.n_heads if len(off) else self.grid.n_layers
+    def _depth(self, mask: np.ndarray, base: np.ndarray) -> int:
+        """Return the first layer in which a mask differs from its base; past the last for none."""
+        other = np.flatnonzero(mask != base)
+        return int(other[0]) // self.grid.n_heads if len(other) else self.grid.n_layers
 
-    @cached_property
-    def _clean(self) -> CleanRun:
-        return CleanRun(self.model, self._encoded)
+    def _base_run(self, base: np.ndarray) -> BaseRun:
+        """Return the states under a base; only the intact model's and the last one are kept."""
+        key = base.tobytes()
+        if key not in self._base_runs:
+            intact = bytes(len(key))
+            self._base_runs = {k: v for k, v in self._base_runs.items() if k == intact}
+            self._base_runs[key] = BaseRun(self.model, self._encoded, base, *self._ablations)
+        return self._base_runs[key]
 
     @cached_property
     def _suffixes(self) -> tuple[torch.Tensor, torch.Tensor]:
@@ -258,7 +312,7 @@ class Evaluator:
             if chunk not in stored:  # a smaller chunk took over after memory ran out
                 before, self.chunk = self.chunk, chunk
                 try:
-                    self.store.put(self._context, chunk, none, self._score(none))
+                    self.store.put(self._context, chunk, none, self._score(none, none[0]))
                 finally:
                     self.chunk = before
                 stored = self.store.get(self._context, none[0], len(self.scores))
@@ -291,7 +345,8 @@ class Evaluator:
         }
 
     def _key(self) -> Mapping[str, object]:
-        key = {"model": self.model.fingerprint, "items": self._encoded.fingerprint}
+        key: dict[str, object] = {"model": self.model.fingerprint, "scores": self.scores}
+        key["items"] = self._encoded.fingerprint
         ablation: dict[str, str] = {"kind": self.ablation}
         if self.ablation == "mean":
             reference = encode(self.task, self.task.locate, self.model.tokenizer)

@@ -1,8 +1,9 @@
 """The layers before the first ablated head, run once instead of once a mask.
 
-Up to the layer in which a mask first has a head off, the model does what the intact model does.
-`CleanRun` keeps the intact model's state at the entry of every layer, so that a masked forward can
-begin further up. The numbers are the same to the last bit; a sweep takes half the work.
+Up to the layer in which a mask first differs from another one, its *base*, the model does what it
+does under the base. `BaseRun` keeps the base's state at the entry of every layer, so that a masked
+forward can begin further up. In a sweep the base is the intact model, in a round of greedy search
+the heads found so far. The numbers are the same to the last bit; either takes half the work.
 """
 
 from __future__ import annotations
@@ -10,39 +11,57 @@ from __future__ import annotations
 import copy
 from typing import Any
 
+import numpy as np
 import torch
 
-from csloc_utils.ablation import forward
+from csloc_utils.ablation import Ablation, forward
 from csloc_utils.models import HeadModel
 from csloc_utils.scoring import Encoded
 
-# Layers to be saved before it pays to keep the intact model's states.
+# Layers to be saved before it pays to keep the base's states.
 WORTH_SKIPPING = 2
 
 
-class CleanRun:
-    """The intact model's way through the shared prefix and the items.
+class BaseRun:
+    """The model's way through the shared prefix and the items, with the heads of one mask off.
 
     Parameters
     ----------
     model : HeadModel
     encoded : Encoded
+    mask : bool array (n_heads,)
+        The base; all False for the intact model.
+    for_prefix, for_items : Ablation
+        What its heads become.
     """
 
-    def __init__(self, model: HeadModel, encoded: Encoded) -> None:
+    def __init__(
+        self,
+        model: HeadModel,
+        encoded: Encoded,
+        mask: np.ndarray,
+        for_prefix: Ablation,
+        for_items: Ablation,
+    ) -> None:
+        self.mask = mask
         self._cache, self._prefix = None, []
         if encoded.prefix:
             ids = torch.tensor([encoded.rows[0][: encoded.prefix]])
             last = torch.full((1, 1), encoded.prefix - 1)
             ones = torch.ones_like(ids)
-            run = forward(model, ids, ones, positions=last, keep_cache=True, keep_layers=True)
+            run = forward(
+                model, ids, ones, mask[None], for_prefix, last, keep_cache=True, keep_layers=True
+            )
             self._cache, self._prefix = run.cache, run.layer_inputs
         cache = copy.deepcopy(self._cache)
         if cache is not None:
             cache.batch_repeat_interleave(len(encoded.rows))
         ids, attention = encoded.suffixes()
         places = torch.from_numpy(encoded.positions - encoded.prefix)
-        run = forward(model, ids, attention, positions=places, cache=cache, keep_layers=True)
+        masks = mask[None].repeat(len(ids), axis=0)
+        run = forward(
+            model, ids, attention, masks, for_items, places, cache=cache, keep_layers=True
+        )
         self._items = run.layer_inputs
 
     def in_prefix(self, first: int, n_masks: int) -> tuple[int, torch.Tensor]:

@@ -24,9 +24,9 @@ if TYPE_CHECKING:
     from csloc_utils.tasks import Item, Task
 
 SCORES = {
-    "continuation": ("logprob", "accuracy"),
-    "choice": ("logprob", "accuracy", "logprob_norm", "accuracy_norm"),
-    "text": ("logprob", "accuracy"),
+    "continuation": ("logprob", "accuracy", "margin"),
+    "choice": ("logprob", "accuracy", "margin", "logprob_norm", "accuracy_norm"),
+    "text": ("logprob", "accuracy", "margin"),
 }
 
 
@@ -163,8 +163,9 @@ def probe_logits(encoded: Encoded, logits: torch.Tensor) -> tuple[np.ndarray, np
 
     Returns
     -------
-    logprob, greedy : arrays (n_masks, n_probes)
-        Log-probability of the probe's token; whether it is the most likely one.
+    logprob, margin : arrays (n_masks, n_probes)
+        Log-probability of the probe's token; its logit minus that of its best rival, positive when
+        greedy decoding writes it.
 
     Raises
     ------
@@ -184,56 +185,67 @@ def probe_logits(encoded: Encoded, logits: torch.Tensor) -> tuple[np.ndarray, np
             f"the model returned log-probabilities that are not finite in {logits.dtype}: "
             f"nothing of this batch is kept; {remedy}"
         )
-    greedy = logits.argmax(-1)[row, slot] == token
-    return logprob.double().cpu().numpy(), greedy.cpu().numpy()
+    best, places = logits.topk(2)
+    ahead = places[..., 0][row, slot] == token
+    rival = torch.where(ahead, best[..., 1][row, slot], best[..., 0][row, slot])
+    margin = logits[row, slot, token].float() - rival.float()
+    # Of tied tokens only one is written: a tie is no lead.
+    margin = torch.where(ahead, margin.clamp(min=torch.finfo(torch.float32).tiny), margin)
+    return logprob.double().cpu().numpy(), margin.double().cpu().numpy()
 
 
-def combine(encoded: Encoded, logprob: np.ndarray, greedy: np.ndarray) -> dict[str, np.ndarray]:
+def combine(encoded: Encoded, logprob: np.ndarray, margin: np.ndarray) -> dict[str, np.ndarray]:
     """Turn probes into item scores.
 
     Parameters
     ----------
-    logprob, greedy : arrays (n_masks, n_probes)
+    logprob, margin : arrays (n_masks, n_probes)
         From `probe_logits`.
 
     Returns
     -------
     dict of str to array (n_masks, n_items)
-        ``logprob`` (nats) and ``accuracy`` (0 … 1), by scoring rule:
+        ``logprob`` (nats), ``accuracy`` (0 … 1) and ``margin`` (nats: how far the answer leads its
+        best rival, still moving where the model is certain), by scoring rule:
 
         - *continuation*: log of the summed probability of the accepted answers; 1 if greedy
-          decoding writes one of them.
+          decoding writes one of them; the smallest lead among the tokens of the best answer.
         - *choice*: log-probability of the right choice given that one of the choices is written;
-          1 if the right choice is the most probable, a fair share of it in a tie.
-          ``logprob_norm`` and ``accuracy_norm`` do the same with log-probabilities divided by
-          the choice's length in bytes.
-        - *text*: mean log-probability of a token; share of tokens that greedy decoding writes.
+          1 if the right choice is the most probable, a fair share of it in a tie; how much more
+          log-probability it has than the best other. ``logprob_norm`` and ``accuracy_norm`` divide
+          log-probabilities by the choice's length in bytes first.
+        - *text*: mean over tokens of log-probability, of whether greedy decoding writes the token,
+          and of its lead.
     """
     starts, items = encoded.answer_starts, encoded.item_starts
     total = np.add.reduceat(logprob, starts, axis=1)
     if encoded.scoring == "text":
         n_tokens = np.diff(np.append(starts, logprob.shape[1]))
-        share = np.add.reduceat(greedy.astype(float), starts, axis=1) / n_tokens
-        return {"logprob": total / n_tokens, "accuracy": share}
+        share, lead = (np.add.reduceat(v, starts, axis=1) / n_tokens for v in (margin > 0, margin))
+        return {"logprob": total / n_tokens, "accuracy": share, "margin": lead}
     if encoded.scoring == "choice":
         plain = _choose(encoded, total)
-        norm = _choose(encoded, total / encoded.answer_bytes)
+        norm = _choose(encoded, total / encoded.answer_bytes)[:2]
         return dict(zip(SCORES["choice"], (*plain, *norm), strict=True))
-    written = np.logical_and.reduceat(greedy, starts, axis=1)
+    lead = np.maximum.reduceat(np.minimum.reduceat(margin, starts, axis=1), items, axis=1)
     return {
         "logprob": np.logaddexp.reduceat(total, items, axis=1),
-        "accuracy": np.logical_or.reduceat(written, items, axis=1).astype(float),
+        "accuracy": (lead > 0).astype(float),
+        "margin": lead,
     }
 
 
-def _choose(encoded: Encoded, score: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def _choose(encoded: Encoded, score: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     right = encoded.item_starts + encoded.correct
     logprob = score[:, right] - np.logaddexp.reduceat(score, encoded.item_starts, axis=1)
+    others = score.copy()
+    others[:, right] = -np.inf
+    margin = score[:, right] - np.maximum.reduceat(others, encoded.item_starts, axis=1)
     best = np.maximum.reduceat(score, encoded.item_starts, axis=1)
     # Choices that tie share the point, as a fair draw among them would.
     n_choices = np.diff(np.append(encoded.item_starts, score.shape[1]))
     tied = np.add.reduceat(score == np.repeat(best, n_choices, axis=1), encoded.item_starts, axis=1)
-    return logprob, (score[:, right] == best) / tied
+    return logprob, (score[:, right] == best) / tied, margin
 
 
 def _tokens(tokenizer: Any, text: str) -> list[int]:

@@ -20,13 +20,18 @@ import numpy as np
 from csloc_utils.errors import InputError
 from csloc_utils.sources import cache_folder
 
-_VERSION = 1
+_VERSION = 2
+_SLOPES = (
+    "CREATE TABLE slopes (context INTEGER NOT NULL REFERENCES context(id), point TEXT NOT NULL, "
+    "slopes BLOB NOT NULL, PRIMARY KEY (context, point)) WITHOUT ROWID"
+)
 _SCHEMA = (
     "CREATE TABLE context (id INTEGER PRIMARY KEY, key TEXT NOT NULL UNIQUE, "
     "scores TEXT NOT NULL, created TEXT NOT NULL)",
     "CREATE TABLE measurement (context INTEGER NOT NULL REFERENCES context(id), "
     "chunk INTEGER NOT NULL, mask BLOB NOT NULL, scores BLOB NOT NULL, "
     "PRIMARY KEY (context, chunk, mask)) WITHOUT ROWID",
+    _SLOPES,
     f"PRAGMA user_version = {_VERSION}",
 )
 
@@ -66,6 +71,9 @@ class Store:
         if version == 0 and not tables:
             for statement in _SCHEMA:
                 self._db.execute(statement)
+        elif version == 1 and {"context", "measurement"} <= tables:  # from before gradients
+            self._db.execute(_SLOPES)
+            self._db.execute(f"PRAGMA user_version = {_VERSION}")
         elif version > _VERSION and "measurement" in tables:
             raise InputError(
                 f"store {self.path} has version {version}, this csloc reads {_VERSION}: "
@@ -149,6 +157,20 @@ class Store:
         ]
         with self._explained(), self._transaction():
             self._db.executemany("INSERT OR IGNORE INTO measurement VALUES (?, ?, ?, ?)", rows)
+
+    def get_slopes(self, context: int, point: str) -> np.ndarray | None:
+        """Return the slopes at a point ``(n_heads,)``, if they are known."""
+        query = "SELECT slopes FROM slopes WHERE context = ? AND point = ?"
+        row = self._db.execute(query, (context, point)).fetchone()
+        return row and np.frombuffer(row[0])
+
+    def put_slopes(self, context: int, point: str, slopes: np.ndarray) -> None:
+        """Keep the slopes at a point, which a text of the caller's names."""
+        blob = np.ascontiguousarray(slopes, float).tobytes()
+        with self._explained(), self._transaction():
+            self._db.execute(
+                "INSERT OR IGNORE INTO slopes VALUES (?, ?, ?)", (context, point, blob)
+            )
 
     def __len__(self) -> int:
         return self._db.execute("SELECT count(*) FROM measurement").fetchone()[0]

@@ -115,9 +115,9 @@ def test_locate_twice_gives_the_same_and_measures_nothing_again(run, tmp_path, m
     first = json.loads((tmp_path / "out.json").read_text())
     score = Evaluator._score
 
-    def only_gate(self, masks):
+    def only_gate(self, masks, base):
         assert not masks.any(), "ran a stored mask"
-        return score(self, masks)
+        return score(self, masks, base)
 
     monkeypatch.setattr(Evaluator, "_score", only_gate)
     run(line)
@@ -235,7 +235,7 @@ def test_debug_shows_the_traceback(run):
 
 
 def test_interrupt_says_how_to_resume(run, monkeypatch):
-    def interrupted(self, masks):
+    def interrupted(self, *_):
         raise KeyboardInterrupt
 
     monkeypatch.setattr(Evaluator, "_score", interrupted)

@@ -68,8 +68,20 @@ def test_starting_at_the_first_ablated_layer_changes_no_bit(name, monkeypatch):
     a_task = shown.task(model, 16)
     masks = model.grid.single_masks()
     late = evaluator(model, a_task, chunk=3).measure(masks)
-    monkeypatch.setattr(Evaluator, "_first_layer", lambda self, masks: 0)
+    monkeypatch.setattr(Evaluator, "_first_layer", lambda self, masks, base: 0)
     whole = evaluator(model, a_task, chunk=3).measure(masks)
+    assert (late.scores["logprob"] == whole.scores["logprob"]).all()
+
+
+@pytest.mark.parametrize("ablation", ["zero", "mean", "resample"])
+def test_starting_from_heads_that_all_masks_share_changes_no_bit(ablation, monkeypatch):
+    model = tiny.head_model("llama")
+    a_task = shown.task(model, 16)
+    shared = model.grid.mask([Head(0, 1), Head(1, 2)])
+    masks = shared | model.grid.single_masks()[~shared]
+    late = evaluator(model, a_task, chunk=3, ablation=ablation).measure(masks)
+    monkeypatch.setattr(Evaluator, "_first_layer", lambda self, masks, base: 0)
+    whole = evaluator(model, a_task, chunk=3, ablation=ablation).measure(masks)
     assert (late.scores["logprob"] == whole.scores["logprob"]).all()
 
 
@@ -101,17 +113,17 @@ def test_killed_run_resumes_with_the_same_numbers(model, task, tmp_path, monkeyp
     masks, score, calls = some_masks(model), Evaluator._score, []
     whole = evaluator(model, task, chunk=2).measure(masks)
 
-    def dies(self, part):
+    def dies(self, part, base):
         if len(calls) == 2:
             raise KeyboardInterrupt
         calls.append(len(part))
-        return score(self, part)
+        return score(self, part, base)
 
     monkeypatch.setattr(Evaluator, "_score", dies)
     store = tmp_path / "s.sqlite"
     with pytest.raises(KeyboardInterrupt):
         evaluator(model, task, chunk=2, store=store).measure(masks)
-    assert len(Store(store)) == 4
+    assert len(Store(store)) == 3  # the intact model has a chunk to itself
     monkeypatch.setattr(Evaluator, "_score", score)
     resumed = evaluator(model, task, store=store)
     assert resumed.chunk == 2  # as recorded
@@ -126,10 +138,10 @@ def test_chunk_is_halved_when_memory_runs_out(model, task, tmp_path, monkeypatch
     masks, score = some_masks(model, 9), Evaluator._score
     wanted = evaluator(model, task).measure(masks)
 
-    def too_much(self, part):
+    def too_much(self, part, base):
         if self.chunk > 2:
             raise error
-        return score(self, part)
+        return score(self, part, base)
 
     first = evaluator(model, task, chunk=8, store=tmp_path / "s.sqlite")
     first.measure(masks[:3])  # measured in the large chunk, and kept
@@ -142,7 +154,7 @@ def test_chunk_is_halved_when_memory_runs_out(model, task, tmp_path, monkeypatch
 
 
 def test_one_mask_that_does_not_fit_is_a_clear_error(model, task, monkeypatch):
-    def never(self, part):
+    def never(self, part, base):
         raise torch.OutOfMemoryError("x")
 
     monkeypatch.setattr(Evaluator, "_score", never)
@@ -151,7 +163,7 @@ def test_one_mask_that_does_not_fit_is_a_clear_error(model, task, monkeypatch):
 
 
 def test_other_errors_are_not_taken_for_lack_of_memory(model, task, monkeypatch):
-    def broken(self, part):
+    def broken(self, part, base):
         raise RuntimeError("mat1 and mat2 shapes cannot be multiplied")
 
     monkeypatch.setattr(Evaluator, "_score", broken)
