@@ -1,10 +1,10 @@
 """Every head's first-order effect from one backward pass.
 
-Give each head a *keep-strength* ``c`` that scales its output: 1 leaves it as it is, 0 replaces it as
-an ablation would. The slope of the score along ``c`` says what a small step towards ablation does,
-and minus the slope is a guess of what the whole step does: all heads at once, for the price of one
-forward and one backward. Where the score bends on the way, the guess is wrong. It may order the
-candidates; it never convicts a head.
+Give each head a *keep-strength* ``c`` that scales its output: 1 leaves it as it is, 0 replaces it
+as an ablation would. The slope of the score along ``c`` says what a small step towards ablation
+does, and minus the slope is a guess of what the whole step does: all heads at once, for the price
+of one forward and one backward. Where the score bends on the way, the guess is wrong. It may order
+the candidates; it never convicts a head.
 """
 
 from __future__ import annotations

@@ -142,9 +142,9 @@ class Evaluator:
         if count:
             self.evaluations["forward"] += len(masks)
             self.evaluations["equivalents"] += len(masks)
-        # The intact model first, then each mask once. Masks that leave their base in the same layers
-        # share a chunk, which then starts there. Base and order depend on the masks alone: a
-        # resumed run rebuilds the chunks of the first one.
+        # The intact model first, then each mask once. Masks that leave their base in the same
+        # layers share a chunk, which then starts there. Base and order depend on the masks alone:
+        # a resumed run rebuilds the chunks of the first one.
         base = masks.all(axis=0) if len(masks) >= _WORTH_A_BASE else np.zeros(self.grid.size, bool)
         intact = np.zeros(self.grid.size, bool)
         if self._known(intact) is None:
@@ -225,7 +225,7 @@ class Evaluator:
                 bar.update(len(part))
 
     def _score(self, masks: np.ndarray, base: np.ndarray) -> np.ndarray:
-        """Run one chunk: array ``(n_masks, n_scores, n_items)``; all masks hold the base's heads."""
+        """Run one chunk of masks that hold the base's heads: ``(n_masks, n_scores, n_items)``."""
         filled = np.zeros((self.chunk, self.grid.size), bool)  # same shape for every chunk
         filled[: len(masks)] = masks
         encoded, model = self._encoded, self.model

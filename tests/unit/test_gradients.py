@@ -22,7 +22,7 @@ def tasks(model):
     answers = shown.own_answers(model, prompts)
     two = [Item(p, (f"{a} 7", "8")) for p, a in zip(prompts, answers, strict=True)]
     choice = [Item(p, choices=("A", "B 5", "3"), correct=i % 3) for i, p in enumerate(prompts)]
-    texts = [Item("", (f"{p} {a} 5 6",)) for p, a in zip(prompts, answers, strict=True)]
+    texts = [Item(p, (f"{a} 5 6",)) for p, a in zip(prompts, answers, strict=True)]
     rules = {"continuation": two, "choice": choice, "text": texts}
     return [Task(k, k, k, "1 = 2\n", v[:3], v[3:], 0) for k, v in rules.items()]
 
