@@ -184,7 +184,7 @@ class Evaluator:
             self.evaluations["equivalents"] += SLOPE_COST * len(masks)
         effects = np.zeros(masks.shape)
         for row, mask in enumerate(masks):
-            point = f"{score} {strength:g} {np.packbits(mask).tobytes().hex()}"
+            point = slope_point(mask, strength, score)
             slopes = self.store.get_slopes(self._context, point)
             if slopes is None:
                 slopes = score_slopes(
@@ -193,6 +193,22 @@ class Evaluator:
                 self.store.put_slopes(self._context, point, slopes)
             effects[row] = -slopes
         return Slopes(masks, float(strength), effects, score)
+
+    def everything(self) -> tuple[np.ndarray, np.ndarray, dict[str, np.ndarray]]:
+        """Return what the store holds for this evaluator.
+
+        Returns
+        -------
+        masks : bool array (n_masks, n_heads)
+        scores : float array (n_masks, n_scores, n_items)
+            In the order of `scores`; one chunk shape, that of most measurements.
+        slopes : dict of str to float array (n_heads,)
+            By `slope_point`.
+        """
+        packed, scores = self.store.all(self._context, self.chunk)
+        masks = np.unpackbits(packed, axis=1, count=self.grid.size).astype(bool)
+        scores = scores.reshape(len(masks), len(self.scores), -1)
+        return masks, scores, self.store.all_slopes(self._context)
 
     def _run(self, missing: list[np.ndarray], base: np.ndarray) -> None:
         """Measure and keep masks chunk by chunk; halve the chunk when memory runs out."""
@@ -371,6 +387,11 @@ class Evaluator:
         busy = _BUSY_TOKENS.get(model.device.type, _BUSY_TOKENS["cpu"])
         fits = int(_MEMORY_SHARE * free / (2 * cache + logits + hidden))
         return max(1, min(fits, busy // tokens))
+
+
+def slope_point(mask: np.ndarray, strength: float, score: str) -> str:
+    """Name of a point at which slopes are taken, for stores and records."""
+    return f"{score} {strength:g} {np.packbits(mask).tobytes().hex()}"
 
 
 def _out_of_memory(error: BaseException) -> bool:

@@ -158,6 +158,20 @@ class Store:
         with self._explained(), self._transaction():
             self._db.executemany("INSERT OR IGNORE INTO measurement VALUES (?, ?, ?, ?)", rows)
 
+    def all(self, context: int, chunk: int) -> tuple[np.ndarray, np.ndarray]:
+        """Return the packed masks of a context and chunk shape, and their scores, a row each."""
+        rows = self._db.execute(
+            "SELECT mask, scores FROM measurement WHERE context = ? AND chunk = ? ORDER BY mask",
+            (context, chunk),
+        ).fetchall()
+        masks = [np.frombuffer(mask, np.uint8) for mask, _ in rows]
+        return np.array(masks), np.array([np.frombuffer(scores) for _, scores in rows])
+
+    def all_slopes(self, context: int) -> dict[str, np.ndarray]:
+        """Return the slopes of a context by their points."""
+        query = "SELECT point, slopes FROM slopes WHERE context = ? ORDER BY point"
+        return {p: np.frombuffer(blob) for p, blob in self._db.execute(query, (context,))}
+
     def get_slopes(self, context: int, point: str) -> np.ndarray | None:
         """Return the slopes at a point ``(n_heads,)``, if they are known."""
         query = "SELECT slopes FROM slopes WHERE context = ? AND point = ?"
