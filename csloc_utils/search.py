@@ -27,7 +27,7 @@ from csloc_utils.recovery import HeadLasso
 if TYPE_CHECKING:
     from csloc_utils.measure import Evaluator, Measurements
 
-METHODS = ("paper", "sweep", "greedy")
+METHODS = ("screened", "paper", "sweep", "greedy")
 DESIGNS = ("stratified", "bernoulli")
 
 # Share of the heads in a mask when no size is given: the example of the paper's code.
@@ -41,7 +41,7 @@ class SearchResult:
     Attributes
     ----------
     method : str
-        ``"sweep"``, ``"greedy"`` or ``"paper"``.
+        ``"sweep"``, ``"greedy"``, ``"paper"`` or ``"screened"``.
     heads : list of Head
         Most important first. All heads for a sweep; the chosen ``k`` otherwise. Greedy's order is
         the order of choice.
@@ -71,10 +71,15 @@ class SearchResult:
 
 
 def cost(method: str, n_heads: int, k: int) -> int:
-    """Evaluations that a search takes; for ``"paper"``, the fewest that can be fitted."""
+    """Evaluation-equivalents of a search; the fewest possible where a budget decides."""
     if method not in METHODS:
         raise InputError(f"unknown method {method!r}: choose one of {', '.join(METHODS)}")
-    masks = {"sweep": n_heads, "greedy": k * n_heads - k * (k - 1) // 2, "paper": 2}
+    masks = {
+        "sweep": n_heads,
+        "greedy": k * n_heads - k * (k - 1) // 2,
+        "paper": 2,
+        "screened": 4 * k,  # a backward pass and one candidate a round
+    }
     return 1 + masks[method]
 
 
@@ -95,7 +100,7 @@ def check(
     if method == "paper":
         _paper_masks(n_heads, k, budget, size, design, seed)
     else:
-        _check_budget(budget, needed, method)
+        check_budget(budget, needed, method)
 
 
 def default_size(n_heads: int) -> int:
@@ -131,8 +136,8 @@ def sweep(
     """
     grid = evaluator.grid
     k = grid.size if k is None else check_count("k", k, high=grid.size)
-    _check_budget(budget, cost("sweep", grid.size, k), "a sweep")
-    _check_score(evaluator, score)
+    check_budget(budget, cost("sweep", grid.size, k), "a sweep")
+    check_score(evaluator, score)
     measured = evaluator.measure(grid.single_masks())
     effects, accuracy = measured.effects(score), measured.effects("accuracy")
     order = _worst_first(measured, score)
@@ -183,8 +188,8 @@ def greedy(
     """
     grid = evaluator.grid
     k = check_count("k", k, high=grid.size)
-    _check_budget(budget, cost("greedy", grid.size, k), f"greedy search for {k} heads")
-    _check_score(evaluator, score)
+    check_budget(budget, cost("greedy", grid.size, k), f"greedy search for {k} heads")
+    check_score(evaluator, score)
     found: list[int] = []
     rounds: list[Measurements] = []
     table: list[dict[str, Any]] = []
@@ -267,7 +272,7 @@ def paper(
     k = check_count("k", k, high=grid.size)
     masks, size = _paper_masks(grid.size, k, budget, size, design, seed)
     n_masks = masks.sum(axis=0)
-    _check_score(evaluator, score)
+    check_score(evaluator, score)
     measured = evaluator.measure(masks)
     effects = measured.effects(score)
     estimator = HeadLasso().fit(masks, effects)
@@ -305,7 +310,7 @@ def _paper_masks(
 ) -> tuple[np.ndarray, int]:
     """Draw the masks of :func:`paper` and check that they can name ``k`` heads."""
     budget = check_count("budget", budget, low=0)
-    _check_budget(budget, cost("paper", n_heads, k), "a regression")
+    check_budget(budget, cost("paper", n_heads, k), "a regression")
     size = default_size(n_heads) if size is None else size
     size = check_count("mask size", size, high=n_heads)
     masks = _draw(design, budget - 1, n_heads, size, check_count("seed", seed, low=0))
@@ -348,7 +353,8 @@ def _evaluations(n_masks: int) -> dict[str, int]:
     return {"forward": n_masks + 1, "backward": 0, "equivalents": n_masks + 1}
 
 
-def _check_budget(budget: int | None, needed: int, what: str) -> None:
+def check_budget(budget: int | None, needed: int, what: str) -> None:
+    """Raise `InputError` if a search that takes `needed` evaluations is given fewer."""
     if budget is None:
         return
     if check_count("budget", budget, low=0) < needed:
@@ -358,6 +364,7 @@ def _check_budget(budget: int | None, needed: int, what: str) -> None:
         )
 
 
-def _check_score(evaluator: Evaluator, score: str) -> None:
+def check_score(evaluator: Evaluator, score: str) -> None:
+    """Raise `InputError` for a score that the evaluator's task does not have."""
     if score not in evaluator.scores:
         raise InputError(f"unknown score {score!r}: this task has {', '.join(evaluator.scores)}")
