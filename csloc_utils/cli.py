@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
+from csloc_utils.console import print_search, print_table, print_verification
 from csloc_utils.errors import GateError, InputError
 
 LOCATE_ITEMS = 24  # items a mask is scored on unless --items says otherwise
@@ -97,9 +98,15 @@ def _parser() -> argparse.ArgumentParser:
     add = locate.add_argument
     add("--task", required=True, help="built-in task, or a .jsonl file")
     add("--items", type=int, metavar="N", help=f"locate on N drawn items (default {LOCATE_ITEMS})")
-    add("--method", default="paper", help="paper (random masks and Lasso), sweep or greedy")
+    add(
+        "--method",
+        default="screened",
+        help="screened (default: gradients name candidates, a few are measured), paper (random "
+        "masks and Lasso), sweep or greedy",
+    )
     add("--k", type=int, default=5, help="heads to find (default 5)")
-    add("--budget", type=int, help=f"evaluations (paper: {PAPER_BUDGET})")
+    add("--budget", type=int, help=f"evaluations (screened: 8 a head; paper: {PAPER_BUDGET})")
+    add("--contrast", metavar="A,B", help="tasks the heads should not serve (screened only)")
     add("--size", type=int, help="heads in a random mask (paper only; default 2 %% of all)")
     add("--design", help="stratified (default) or bernoulli (paper only)")
     add("--score", default="logprob", help="score whose loss is sought: logprob or accuracy")
@@ -127,7 +134,7 @@ def _models(args: argparse.Namespace) -> None:
         (name, f"{m.n_layers} × {m.n_heads}", m.n_layers * m.n_heads, m.location, m.note)
         for name, m in KNOWN_MODELS.items()
     ]
-    _table(("model", "layers × heads", "heads", "from", ""), rows)
+    print_table(("model", "layers × heads", "heads", "from", ""), rows)
     print("\nAny hub id, checkpoint folder or .gguf file works as well.")
 
 
@@ -135,7 +142,7 @@ def _tasks(args: argparse.Namespace) -> None:
     from csloc_utils.tasks import list_tasks
 
     rows = [(t.name, t.scoring, len(t.locate), len(t.verify), t.capability) for t in list_tasks()]
-    _table(("task", "scoring", "locate", "verify", "capability"), rows)
+    print_table(("task", "scoring", "locate", "verify", "capability"), rows)
     print("\nA .jsonl file of your own works as well: see the book's page on running.")
 
 
@@ -153,6 +160,11 @@ def _locate(args: argparse.Namespace) -> None:
         raise InputError(
             f"--size and --design shape random masks, which {args.method} does not use"
         )
+    if args.method != "screened" and args.contrast is not None:
+        raise InputError(f"--contrast is for the screened search, not for {args.method}")
+    contrast = [load_task(n, args.seed) for n in _split_names(args.contrast or "none")]
+    if any(c.fingerprint(c.locate) == task.fingerprint(task.locate) for c in contrast):
+        raise InputError("a contrast task is the task itself: name another")
     args.design = args.design or "stratified"
     for name, control in controls.items():
         if control.fingerprint(control.verify) == task.fingerprint(task.verify):
@@ -161,16 +173,25 @@ def _locate(args: argparse.Namespace) -> None:
     seed = task.seed if args.seed is None else args.seed
     if args.method == "paper" and args.budget is None:
         args.budget = PAPER_BUDGET
-    grid, tokenizer = _prepare(
-        args, {task: "locate"} if args.no_verify else {task: "all"}, controls
-    )
+    used = {task: "locate" if args.no_verify else "all"} | dict.fromkeys(contrast, "locate")
+    grid, tokenizer = _prepare(args, used, controls)
     from csloc_utils import search
     from csloc_utils.gate import check_capability
     from csloc_utils.measure import Evaluator
     from csloc_utils.results import locate_report, write_json
+    from csloc_utils.screening import screened
     from csloc_utils.verify import verify
 
-    search.check(args.method, grid.size, args.k, args.budget, args.size, args.design, seed)
+    search.check(
+        args.method,
+        grid.size,
+        args.k,
+        args.budget,
+        args.size,
+        args.design,
+        seed,
+        1 + len(contrast),
+    )
     if not args.no_verify and 2 * args.k > grid.size:
         raise InputError(
             f"k = {args.k} is more than half of the {grid.size} heads, so that no random sets "
@@ -187,7 +208,12 @@ def _locate(args: argparse.Namespace) -> None:
     if not gate.passed and args.json:
         write_json(args.json, locate_report(args, evaluator, gate))
     gate.require()
-    if args.method == "sweep":
+    if args.method == "screened":
+        others = [
+            Evaluator(model, t, "locate", min(n_items, len(t.locate)), **options) for t in contrast
+        ]
+        result = screened(evaluator, args.k, args.budget, args.score, others)
+    elif args.method == "sweep":
         result = search.sweep(evaluator, args.score, args.k, args.budget)
     elif args.method == "greedy":
         result = search.greedy(evaluator, args.k, args.score, args.budget)
@@ -197,7 +223,7 @@ def _locate(args: argparse.Namespace) -> None:
         )
     if args.json:  # at once: nothing that follows can lose it
         write_json(args.json, locate_report(args, evaluator, gate, result))
-    _print_search(result, evaluator)
+    print_search(result, evaluator)
     if not args.no_verify:
         others = {n: Evaluator(model, t, "verify", **options) for n, t in controls.items()}
         verification = verify(
@@ -210,7 +236,7 @@ def _locate(args: argparse.Namespace) -> None:
         )
         if args.json:
             write_json(args.json, locate_report(args, evaluator, gate, result, verification))
-        _print_verification(verification)
+        print_verification(verification)
     if args.json:
         print(f"\nwritten to {args.json}")
 
@@ -261,7 +287,7 @@ def _ablate(args: argparse.Namespace) -> None:
         for r in results
         for s in ("logprob", "accuracy")
     ]
-    _table(("task", "items", "score", "intact", "ablated", "drop [95 %]"), rows)
+    print_table(("task", "items", "score", "intact", "ablated", "drop [95 %]"), rows)
     if args.json:
         print(f"\nwritten to {args.json}")
 
@@ -337,52 +363,6 @@ def _calm() -> None:
 
     transformers.utils.logging.set_verbosity_error()
     logging.getLogger("huggingface_hub").setLevel(logging.ERROR)
-
-
-def _print_search(result: Any, evaluator: Any) -> None:
-    shown = result.table[: max(result.k, 10)]
-    keys = [k for k in shown[0] if k not in ("coef", "aliases")]
-    twins = [f"{row['head']} = {', '.join(row['aliases'])}" for row in shown if row.get("aliases")]
-    print(f"\n{result.method}: {result.evaluations['equivalents']} evaluations")
-    _table(("rank", *keys), [(i + 1, *(row[k] for k in keys)) for i, row in enumerate(shown)])
-    accuracy = evaluator.baseline["accuracy"].mean()
-    if twins:
-        print(f"off in the same masks, so not told apart (raise --budget): {'; '.join(twins)}")
-    print(f"effect: change of the score when ablated; intact accuracy {accuracy:.2f}")
-
-
-def _print_verification(verification: Any) -> None:
-    from csloc_utils.intervals import Interval
-
-    print("\nverification on held-out items (drop = intact − ablated)")
-    rows = [
-        (
-            row.task,
-            row.score,
-            row.intact,
-            row.ablated,
-            Interval(row.drop, row.low, row.high),
-            row.random_mean,
-            "" if row.beats != row.beats else f"{row.beats:.0%} of {row.n_random}",
-        )
-        for row in verification.table().itertuples()
-    ]
-    columns = ("task", "score", "intact", "ablated", "drop [95 %]", "random", "more than random")
-    _table(columns, rows)
-    for score, interval in (verification.specific or {}).items():
-        print(f"specific damage, {score}: {interval}")
-
-
-def _table(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
-    def text(value: Any) -> str:
-        if value is None:
-            return "–"
-        return f"{value:.3f}" if isinstance(value, float) else str(value)
-
-    cells = [list(columns), *([text(v) for v in row] for row in rows)]
-    widths = [max(len(row[i]) for row in cells) for i in range(len(columns))]
-    for row in cells:
-        print("  ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)).rstrip())
 
 
 if __name__ == "__main__":

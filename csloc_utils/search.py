@@ -91,12 +91,14 @@ def check(
     size: int | None = None,
     design: str = "stratified",
     seed: int = 0,
+    n_tasks: int = 1,
 ) -> None:
     """Raise `InputError` for a search that could not run, before there is a model.
 
-    Parameters are those of the searches; `n_heads` is the number of heads in the model.
+    Parameters are those of the searches; `n_heads` is the number of heads in the model, `n_tasks`
+    the number of tasks on which every mask is measured.
     """
-    needed = cost(method, n_heads, check_count("k", k, high=n_heads))
+    needed = n_tasks * cost(method, n_heads, check_count("k", k, high=n_heads))
     if method == "paper":
         _paper_masks(n_heads, k, budget, size, design, seed)
     else:

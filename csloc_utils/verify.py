@@ -88,6 +88,24 @@ class Damage:
 
 
 @dataclass(frozen=True)
+class HeadDrop:
+    """What one located head costs the target, in log-probability, on items that did not choose it.
+
+    Attributes
+    ----------
+    head : str
+    single : Interval
+        Drop when this head alone is off.
+    given_others : Interval
+        Drop when it is off in addition to all other located heads.
+    """
+
+    head: str
+    single: Interval
+    given_others: Interval
+
+
+@dataclass(frozen=True)
 class Verification:
     """The result of :func:`verify`.
 
@@ -105,6 +123,9 @@ class Verification:
         The random head sets; controls use the first of them.
     settings : dict
         ``seed``, ``n_boot`` and ``confidence``.
+    each : tuple of HeadDrop
+        One a located head. Alone and beside the others are two questions: a backup does nothing
+        alone, and of two heads in a row the second adds nothing.
     """
 
     heads: tuple[Head, ...]
@@ -113,6 +134,7 @@ class Verification:
     specific: dict[str, Interval] | None
     random_heads: list[list[Head]]
     settings: dict[str, Any]
+    each: tuple[HeadDrop, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
         """Everything as plain dicts, lists, strings and numbers, ready for JSON."""
@@ -131,6 +153,7 @@ class Verification:
                 for name, control in self.controls.items()
             },
             "specific": specific and {score: asdict(specific[score]) for score in specific},
+            "each": [asdict(head) for head in self.each],
             "settings": dict(self.settings),
         }
 
@@ -236,8 +259,27 @@ def verify(
             for score in SCORES
         }
     random_heads = [[target.grid.head(i) for i in np.flatnonzero(row)] for row in sets]
+    each = _one_by_one(target, heads, resampling)
     return Verification(
-        tuple(heads), on_target, on_controls, specific, random_heads, dict(resampling)
+        tuple(heads), on_target, on_controls, specific, random_heads, dict(resampling), each
+    )
+
+
+def _one_by_one(target: Evaluator, heads: Sequence[Head], resampling: dict) -> tuple[HeadDrop, ...]:
+    """Measure every head alone, and the set without it beside the whole set."""
+    grid = target.grid
+    whole = grid.mask(heads)
+    alone = np.array([grid.mask([head]) for head in heads])
+    effects = target.measure(np.vstack([whole, alone, whole & ~alone]), count=False).item_effects()
+    singles, without = effects[1 : len(heads) + 1], effects[len(heads) + 1 :]
+    facts = np.asarray(target.facts)
+    return tuple(
+        HeadDrop(
+            str(head),
+            bootstrap([(-single, facts)], **resampling),
+            bootstrap([(rest - effects[0], facts)], **resampling),
+        )
+        for head, single, rest in zip(heads, singles, without, strict=True)
     )
 
 

@@ -321,7 +321,7 @@ def test_the_result_is_kept_when_the_terminal_is_gone(folder, monkeypatch):
     def broken(*args):
         raise BrokenPipeError
 
-    monkeypatch.setattr(cli, "_print_search", broken)
+    monkeypatch.setattr(cli, "print_search", broken)
     monkeypatch.setattr(cli.os, "dup2", lambda *args: None)
     monkeypatch.setattr(cli.sys.stdout, "fileno", lambda: 1, raising=False)
     assert cli.main((LOCATE + "--json out.json").split()) == 141

@@ -77,6 +77,8 @@ LOCATE = "locate --model model --task shown.jsonl --controls control.jsonl --dty
 @pytest.mark.parametrize(
     ("options", "evaluations", "n_heads"),
     [
+        ("--k 2", 17, 2),
+        ("--k 2 --contrast control.jsonl", 34, 2),
         ("--method sweep --k 3", 13, 12),
         ("--method greedy --k 3", 1 + 12 + 11 + 10, 3),
         ("--method paper --k 3 --budget 30 --size 2", 30, 3),
@@ -180,8 +182,11 @@ BAD = [
     ("locate --model model --task shown.jsonl --budget 1", "budget of 1"),
     ("locate --model model --task shown.jsonl --method sweep --budget 5", "at least 13"),
     ("locate --model model --task shown.jsonl --method magic", "unknown method"),
-    ("locate --model model --task shown.jsonl --design latin", "unknown design"),
-    ("locate --model model --task shown.jsonl --size 13", "mask size"),
+    ("locate --model model --task shown.jsonl --method paper --design latin", "unknown design"),
+    ("locate --model model --task shown.jsonl --method paper --size 13", "mask size"),
+    ("locate --model model --task shown.jsonl --budget 20", "on 1 task takes at least 21"),
+    ("locate --model model --task shown.jsonl --method paper --contrast text", "--contrast"),
+    ("locate --model model --task shown.jsonl --contrast shown.jsonl", "the task itself"),
     ("locate --model model --task shown.jsonl --seed -1", "seed"),
     ("locate --model model --task shown.jsonl --items 0", "items"),
     ("locate --model model --task shown.jsonl --items 21", "21"),

@@ -99,7 +99,7 @@ def test_verification_is_not_counted():
 def test_few_distinct_random_sets_are_measured_once_and_reported():
     evaluator = target()
     result = verify(evaluator, HEADS[:1], n_random=100, n_boot=100)
-    assert evaluator.n_measured == 1 + 8
+    assert evaluator.n_measured == 1 + 8 + 3  # and the head alone, beside the others, without it
     assert result.to_dict()["random"]["n_distinct"] == 8
     masks = np.array([GRID.mask(heads) for heads in result.random_heads])
     np.testing.assert_allclose(
@@ -213,3 +213,16 @@ OTHER = FakeEvaluator(HeadGrid(2, 4, 4, 8), {})
 def test_bad_input(call, says):
     with pytest.raises(InputError, match=says):
         call()
+
+
+def test_each_head_alone_and_beside_the_others():
+    """A backup costs nothing alone and much beside the head it stands in for; a chain is shared."""
+    grid = small_grid()
+    backup = FakeEvaluator(grid, {3: -1.0}, interactions={(3, 90): -2.0})
+    first, second = verify(backup, [grid.head(3), grid.head(90)], n_random=0).each
+    assert (first.head, second.head) == ("L0H3", "L10H0")
+    assert first.single.value == pytest.approx(1.0)
+    assert first.given_others.value == pytest.approx(3.0)
+    assert second.single.value == pytest.approx(0.0)
+    assert second.given_others.value == pytest.approx(2.0)
+    assert second.given_others.low < 2.0 < second.given_others.high

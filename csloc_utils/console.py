@@ -1,0 +1,62 @@
+"""What the command line prints: plain tables."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from csloc_utils.intervals import Interval
+
+
+def print_search(result: Any, evaluator: Any) -> None:
+    """Print a search's cost and its first heads."""
+    shown = result.table[: max(result.k, 10)]
+    keys = [k for k in shown[0] if k not in ("coef", "aliases")]
+    twins = [f"{row['head']} = {', '.join(row['aliases'])}" for row in shown if row.get("aliases")]
+    print(f"\n{result.method}: {result.evaluations['equivalents']} evaluations")
+    print_table(("rank", *keys), [(i + 1, *(row[k] for k in keys)) for i, row in enumerate(shown)])
+    accuracy = evaluator.baseline["accuracy"].mean()
+    if twins:
+        print(f"off in the same masks, so not told apart (raise --budget): {'; '.join(twins)}")
+    print(f"effect: change of the score when ablated; intact accuracy {accuracy:.2f}")
+
+
+def print_verification(verification: Any) -> None:
+    """Print what a verified set of heads, and each of its heads, does to target and controls."""
+    print("\nverification on held-out items (drop = intact − ablated)")
+    rows = [
+        (
+            row.task,
+            row.score,
+            row.intact,
+            row.ablated,
+            Interval(row.drop, row.low, row.high),
+            row.random_mean,
+            "" if row.beats != row.beats else f"{row.beats:.0%} of {row.n_random}",
+        )
+        for row in verification.table().itertuples()
+    ]
+    columns = ("task", "score", "intact", "ablated", "drop [95 %]", "random", "more than random")
+    print_table(columns, rows)
+    for score, interval in (verification.specific or {}).items():
+        print(f"specific damage, {score}: {interval}")
+    print("\neach head, drop in log-probability on the same items [95 %]")
+    heads = [(h.head, h.single, h.given_others) for h in verification.each]
+    print_table(("head", "off alone", "off beside the others"), heads)
+    drop = verification.target.drops["logprob"]
+    if drop.low <= 0:
+        print("no head found: on held-out items the loss of these heads costs nothing for certain")
+
+
+def print_table(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
+    """Print rows in aligned columns; None is a dash."""
+
+    def text(value: Any) -> str:
+        if value is None:
+            return "–"
+        return f"{value:.3f}" if isinstance(value, float) else str(value)
+
+    cells = [list(columns), *([text(v) for v in row] for row in rows)]
+    widths = [max(len(row[i]) for row in cells) for i in range(len(columns))]
+    for row in cells:
+        print("  ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)).rstrip())
