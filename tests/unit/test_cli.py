@@ -89,11 +89,9 @@ def test_locate(run, tmp_path, options, evaluations, n_heads):
     status, text, errors = run(f"{LOCATE} {options} --random 20 --json {out}")
     assert status == 0 and errors == ""
     report = json.loads(out.read_text())
-    assert report["evaluations"] == {
-        "forward": evaluations,
-        "backward": 0,
-        "equivalents": evaluations,
-    }
+    assert report["evaluations"]["equivalents"] == evaluations
+    cost = report["evaluations"]["forward"] + 2 * report["evaluations"]["backward"]
+    assert cost == evaluations
     assert len(report["heads"]) == n_heads and set(report["heads"][0]) >= {"head", "effect"}
     effects = [row["effect"] for row in report["heads"]]
     if "greedy" not in options:
@@ -184,7 +182,7 @@ BAD = [
     ("locate --model model --task shown.jsonl --method magic", "unknown method"),
     ("locate --model model --task shown.jsonl --method paper --design latin", "unknown design"),
     ("locate --model model --task shown.jsonl --method paper --size 13", "mask size"),
-    ("locate --model model --task shown.jsonl --budget 20", "on 1 task takes at least 21"),
+    ("locate --model model --task shown.jsonl --budget 20", "takes at least 21"),
     ("locate --model model --task shown.jsonl --method paper --contrast text", "--contrast"),
     ("locate --model model --task shown.jsonl --contrast shown.jsonl", "the task itself"),
     ("locate --model model --task shown.jsonl --seed -1", "seed"),
