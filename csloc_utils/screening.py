@@ -6,14 +6,15 @@ ones are measured. Looking again after every find is what catches backups: heads
 while the head they stand in for is there.
 
 The guess is a slope, and slopes of an intact model mislead: the answer is so certain that the
-log-probability is flat, and early heads act through many layers that bend on the way. So the slope
-is taken with all heads a little weakened. It only orders the candidates; what is reported was
-measured.
+log-probability is flat, and early heads act through many layers that bend on the way. So every
+other round takes the slope with all heads weakened by a quarter: each of the two sees heads that
+the other misses. The guess only orders the candidates; what is reported was measured.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import cycle
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -29,8 +30,8 @@ if TYPE_CHECKING:
 
 # Heads measured in a round unless a budget says otherwise.
 CANDIDATES = 5
-# Keep-strength of all heads where slopes are taken.
-STRENGTH = 0.9
+# Keep-strength of all heads where slopes are taken, round after round.
+STRENGTHS = (0.75, 1.0)
 
 
 def default_budget(k: int, n_tasks: int = 1) -> int:
@@ -44,7 +45,7 @@ def screened(
     budget: int | None = None,
     score: str = "logprob",
     contrast: Sequence[Evaluator] = (),
-    strength: float = STRENGTH,
+    strengths: Sequence[float] = STRENGTHS,
 ) -> SearchResult:
     """Find ``k`` heads that do much damage together, measuring a few candidates a round.
 
@@ -70,13 +71,14 @@ def screened(
         The same model on other tasks that the heads should *not* serve. A head then counts for what
         the target loses beyond what these lose on average; where they gain, that is no merit. Each
         costs as much again.
-    strength : float, default 0.9
-        Keep-strength of all heads at which slopes are taken.
+    strengths : sequence of float, default (0.75, 1)
+        Keep-strength of all heads at which slopes are taken, in the first round, the second and so
+        on, over again when there are more rounds.
 
     Raises
     ------
     InputError
-        For a bad ``k``, score or strength, or a budget that is too small; no mask is measured then.
+        For a bad ``k`` or score, or a budget that is too small; no mask is measured then.
     """
     grid, n_tasks = evaluator.grid, 1 + len(contrast)
     k = check_count("k", k, high=grid.size)
@@ -97,7 +99,7 @@ def screened(
     table: list[dict[str, Any]] = []
     rounds: list[dict[str, Any]] = []
     joint, joint_accuracy, spent = 0.0, 0.0, 0
-    for n_candidates in shares:
+    for n_candidates, strength in zip(shares, cycle(strengths)):
         base = np.zeros((1, grid.size), bool)
         base[0, found] = True
         guesses = [e.slopes(base, strength, smooth).effects[0] for e in (evaluator, *contrast)]
