@@ -2,9 +2,9 @@
 
 import numpy as np
 import pytest
+
 import shown
 import tiny
-
 from csloc_utils.errors import InputError
 from csloc_utils.measure import Evaluator
 from csloc_utils.recorded import RecordedEvaluator, record, spot_check
