@@ -34,6 +34,7 @@ def bootstrap(
     n_boot: int = 2000,
     confidence: float = 0.95,
     seed: int = 0,
+    paired: bool = False,
 ) -> Interval:
     """Percentile bootstrap over facts of a combination of task means.
 
@@ -47,6 +48,8 @@ def bootstrap(
         Takes one array of means a task, gives the array of estimates.
     n_boot, confidence, seed
         Resamples, level, and seed of the resampling.
+    paired : bool
+        All tasks are about the same facts, and every resample draws the same ones for all.
 
     Returns
     -------
@@ -80,6 +83,7 @@ def bootstrap(
         confidence_level=confidence,
         method="percentile",
         rng=as_generator(seed),
+        paired=paired,
     )
     low, high = result.confidence_interval
     return Interval(float(value), float(low), float(high))

@@ -24,7 +24,7 @@ from csloc_utils.ablation import KINDS, Ablation, forward
 from csloc_utils.designs import check_count
 from csloc_utils.errors import InputError
 from csloc_utils.gradients import Slopes, score_slopes
-from csloc_utils.measurements import Measurements
+from csloc_utils.measurements import Measurements, Scorer
 from csloc_utils.models import HeadModel
 from csloc_utils.references import donor_values, token_means
 from csloc_utils.reuse import WORTH_SKIPPING, BaseRun
@@ -35,13 +35,11 @@ from csloc_utils.tasks import Item, Task
 # A forward on this many tokens keeps the arithmetic units busy; more only costs memory.
 _BUSY_TOKENS = {"cpu": 512, "cuda": 65536}
 _MEMORY_SHARE = 0.4
-# A backward pass does about the work of two forwards.
-SLOPE_COST = 3
 # Masks with heads in common before the state of those heads is worth a run of its own.
 _WORTH_A_BASE = 6
 
 
-class Evaluator:
+class Evaluator(Scorer):
     """Scores masks of one model on one set of items, and counts what is asked of it.
 
     Parameters
@@ -103,7 +101,7 @@ class Evaluator:
         self.facts = np.array([item.fact or item.prompt for item in self.items])
         self.grid, self.progress = model.grid, progress
         self.scores = SCORES[task.scoring]
-        self.evaluations = {"forward": 0, "backward": 0, "equivalents": 0}
+        super().__init__()
         self._encoded = encode(task, self.items, model.tokenizer, model.max_length)
         self.store = store if isinstance(store, Store) else Store(store)
         self._context = self.store.context(self._key(), self.scores)
@@ -118,11 +116,6 @@ class Evaluator:
         except InputError:
             return False
         return True
-
-    @cached_property
-    def baseline(self) -> dict[str, np.ndarray]:
-        """The intact model's item scores; counts as one evaluation the first time."""
-        return self.measure(np.zeros((1, self.grid.size), bool)).baseline
 
     def measure(self, masks: np.ndarray, count: bool = True) -> Measurements:
         """Score masks; what the store already holds is not run again.
@@ -140,8 +133,7 @@ class Evaluator:
         """
         masks = self.grid.check_masks(masks)
         if count:
-            self.evaluations["forward"] += len(masks)
-            self.evaluations["equivalents"] += len(masks)
+            self._count(len(masks))
         # The intact model first, then each mask once. Masks that leave their base in the same
         # layers share a chunk, which then starts there. Base and order depend on the masks alone:
         # a resumed run rebuilds the chunks of the first one.
@@ -179,9 +171,7 @@ class Evaluator:
         if not 0 <= strength <= 1:
             raise InputError(f"strength is {strength!r}: give a keep-strength from 0 to 1")
         if count:
-            self.evaluations["forward"] += len(masks)
-            self.evaluations["backward"] += len(masks)
-            self.evaluations["equivalents"] += SLOPE_COST * len(masks)
+            self._count(len(masks), backward=True)
         effects = np.zeros(masks.shape)
         for row, mask in enumerate(masks):
             point = slope_point(mask, strength, score)

@@ -1,8 +1,9 @@
-"""Measured scores: masks × items, beside the intact model's."""
+"""Measured scores: masks × items, beside the intact model's; and what they cost."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -93,3 +94,37 @@ class Measurements:
             frame["fact"].to_numpy(str)[: len(frame) // len(first)],
             frame.attrs.get("provenance", {}),
         )
+
+
+# A backward pass does about the work of two forwards beside its own.
+SLOPE_COST = 3
+
+
+class Scorer:
+    """What everything that scores masks shares: the intact model's scores, and a count.
+
+    Attributes
+    ----------
+    grid : HeadGrid
+    evaluations : dict
+        ``forward``, ``backward`` and ``equivalents`` (a backward counts two) asked for so far.
+    """
+
+    grid: HeadGrid
+
+    def __init__(self) -> None:
+        self.evaluations = {"forward": 0, "backward": 0, "equivalents": 0}
+
+    @cached_property
+    def baseline(self) -> dict[str, np.ndarray]:
+        """The intact model's item scores; counts as one evaluation the first time."""
+        return self.measure(np.zeros((1, self.grid.size), bool)).baseline
+
+    def measure(self, masks: np.ndarray, count: bool = True) -> Measurements:
+        """Score masks; see the subclasses."""
+        raise NotImplementedError
+
+    def _count(self, n: int, backward: bool = False) -> None:
+        self.evaluations["forward"] += n
+        self.evaluations["backward"] += n * backward
+        self.evaluations["equivalents"] += n * (SLOPE_COST if backward else 1)

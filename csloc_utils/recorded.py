@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -21,8 +20,8 @@ from csloc_utils.designs import as_generator, check_count
 from csloc_utils.errors import InputError
 from csloc_utils.gradients import Slopes
 from csloc_utils.heads import HeadGrid
-from csloc_utils.measure import SLOPE_COST, Evaluator, slope_point
-from csloc_utils.measurements import Measurements
+from csloc_utils.measure import Evaluator, slope_point
+from csloc_utils.measurements import Measurements, Scorer
 from csloc_utils.tasks import data_path
 
 # What two runs of the same float32 arithmetic in other shapes or on other machines may differ by,
@@ -30,7 +29,7 @@ from csloc_utils.tasks import data_path
 _TOLERANCE = {"float32": 0.02, "bfloat16": 0.75, "float16": 0.3}
 
 
-class RecordedEvaluator:
+class RecordedEvaluator(Scorer):
     """Answers from a file what `csloc_utils.measure.Evaluator` measures.
 
     Parameters
@@ -77,12 +76,7 @@ class RecordedEvaluator:
         self.masks = np.unpackbits(packed, axis=1, count=self.grid.size).astype(bool)
         self._row = {mask.tobytes(): i for i, mask in enumerate(self.masks)}
         self._point = {point: i for i, point in enumerate(about["points"])}
-        self.evaluations = {"forward": 0, "backward": 0, "equivalents": 0}
-
-    @cached_property
-    def baseline(self) -> dict[str, np.ndarray]:
-        """The intact model's item scores; counts as one evaluation the first time."""
-        return self.measure(np.zeros((1, self.grid.size), bool)).baseline
+        super().__init__()
 
     def measure(self, masks: np.ndarray, count: bool = True) -> Measurements:
         """Look masks up; see `Evaluator.measure`."""
@@ -94,8 +88,7 @@ class RecordedEvaluator:
                 "measure them with an Evaluator"
             )
         if count:
-            self.evaluations["forward"] += len(masks)
-            self.evaluations["equivalents"] += len(masks)
+            self._count(len(masks))
         intact = self._row[bytes(self.grid.size)]
         scores = {name: values[rows] for name, values in self._scores.items()}
         unchanged = {n: np.repeat(v[[intact]], len(rows), 0) for n, v in self._scores.items()}
@@ -113,9 +106,7 @@ class RecordedEvaluator:
                 "on record: measure them with an Evaluator"
             )
         if count:
-            self.evaluations["forward"] += len(masks)
-            self.evaluations["backward"] += len(masks)
-            self.evaluations["equivalents"] += SLOPE_COST * len(masks)
+            self._count(len(masks), backward=True)
         return Slopes(masks, float(strength), -self._slopes[rows], score)
 
 

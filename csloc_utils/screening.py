@@ -22,7 +22,7 @@ import numpy as np
 from csloc_utils.designs import check_count
 from csloc_utils.errors import InputError
 from csloc_utils.gradients import SMOOTH_SCORES
-from csloc_utils.measure import SLOPE_COST
+from csloc_utils.measurements import SLOPE_COST
 from csloc_utils.search import SearchResult, check_budget, check_score, cost
 
 if TYPE_CHECKING:

@@ -17,15 +17,14 @@ from scipy import sparse
 from csloc_utils.designs import check_count
 from csloc_utils.errors import InputError
 from csloc_utils.gradients import SMOOTH_SCORES, Slopes
-from csloc_utils.measure import SLOPE_COST
-from csloc_utils.measurements import Measurements
+from csloc_utils.measurements import Measurements, Scorer
 from csloc_utils.worlds import NOISE_CUT, World
 
 SCORES = ("logprob", "accuracy", "margin")
 _BLOCK = 4096  # masks at a time, for memory
 
 
-class SimulatedEvaluator:
+class SimulatedEvaluator(Scorer):
     """Answers from a `World` what `csloc_utils.measure.Evaluator` measures on a model.
 
     Parameters
@@ -67,7 +66,7 @@ class SimulatedEvaluator:
         self._fact = np.arange(check_count("n_items", n_items)) // items_per_fact
         self.facts = np.array([f"fact {seed}.{fact}" for fact in self._fact])
         self.items = tuple(f"{fact}, item {i}" for i, fact in enumerate(self.facts))
-        self.evaluations = {"forward": 0, "backward": 0, "equivalents": 0}
+        super().__init__()
         rng = np.random.default_rng([world.seed, seed])
         self._lead = world.lead_mean + world.lead_sd * self._normal(rng)[0]
         # Half the variance of a sensitivity belongs to the item, half to item and head.
@@ -77,11 +76,6 @@ class SimulatedEvaluator:
         each = world.leads[:, None] + world.spreads[:, None] * self._normal(rng, self.grid.size)
         each[self.planted] = world.leads[self.planted, None] * self._fragility * own
         self._each = each
-
-    @cached_property
-    def baseline(self) -> dict[str, np.ndarray]:
-        """The intact model's item scores; counts as one evaluation the first time."""
-        return self.measure(np.zeros((1, self.grid.size), bool)).baseline
 
     @cached_property
     def single_effects(self) -> np.ndarray:
@@ -112,8 +106,7 @@ class SimulatedEvaluator:
         """Score masks; see `Evaluator.measure`."""
         masks = self.grid.check_masks(masks)
         if count:
-            self.evaluations["forward"] += len(masks)
-            self.evaluations["equivalents"] += len(masks)
+            self._count(len(masks))
         noise = np.stack([self._noise(mask) for mask in masks])
         scores = self._score(self._leads(masks), noise)
         intact = self._score(np.repeat(self._lead[None], len(masks), axis=0))
@@ -131,9 +124,7 @@ class SimulatedEvaluator:
                 f"the score {score!r} has no gradient: use {' or '.join(SMOOTH_SCORES)}"
             )
         if count:
-            self.evaluations["forward"] += len(masks)
-            self.evaluations["backward"] += len(masks)
-            self.evaluations["equivalents"] += SLOPE_COST * len(masks)
+            self._count(len(masks), backward=True)
         off = np.where(masks, 1.0, 1.0 - strength)
         share, steepness = self.world.weakened(off)
         left, right = self.world.pairs

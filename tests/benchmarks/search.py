@@ -180,6 +180,33 @@ class Live:
         return [self._evaluator(t, "verify", t.items("verify", N_CONTROL_ITEMS)) for t in tasks]
 
 
+class Simulated:
+    """Worlds of a given number of heads; a task is a world. There are no control tasks."""
+
+    def __init__(self, n_heads: int) -> None:
+        self.name, self.versions = f"simulated-{n_heads}", {}
+        self.n_heads = n_heads
+
+    def _evaluator(self, name: str, seed: int, n_items: int) -> Any:
+        from csloc_utils.simulate import SimulatedEvaluator
+        from csloc_utils.worlds import World
+
+        world = World(heads=self.n_heads, seed=int(name.removeprefix("world ")))
+        return SimulatedEvaluator(world=world, n_items=n_items, seed=seed)
+
+    def locate(self, name: str, seed: int) -> Any:
+        """Return the evaluator that a method may use."""
+        return self._evaluator(name, seed, N_ITEMS)
+
+    def verify(self, name: str) -> Any:
+        """Return the evaluator that judges."""
+        return self._evaluator(name, 1000, 60)
+
+    def controls(self, name: str) -> list[Any]:
+        """Return nothing: a world has one task."""
+        return []
+
+
 def judge(source: Any, task: str, heads: list[int]) -> dict[str, Any]:
     """Ablate the heads on items that no method has seen."""
     judging = source.verify(task)
@@ -269,9 +296,13 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--record", type=Path, default=RECORD)
     parser.add_argument("--store", type=Path, default=STORE)
+    parser.add_argument("--simulated", type=int, metavar="N", help="worlds of N heads instead")
     args = parser.parse_args()
+    if args.simulated:
+        args.model, args.tasks = f"simulated-{args.simulated}", [f"world {i}" for i in range(6)]
     if args.what == "run":
-        source = Live(args.model, args.store, args.dtype)
+        simulated = args.simulated and Simulated(args.simulated)
+        source = simulated or Live(args.model, args.store, args.dtype)
         run(source, cases(args.tasks, args.methods, args.seeds), args.record)
     else:
         from search_table import report

@@ -51,9 +51,10 @@ def shares(rows: list[dict[str, Any]]) -> dict[tuple[str, int], pd.DataFrame]:
 
 
 def _specific(row: dict[str, Any], score: str) -> float:
-    return float(np.mean(row["drops"][score])) - float(
-        np.mean([c[score] for c in row["controls"].values()])
-    )
+    if not row["controls"]:
+        return float("nan")
+    controls = np.mean([c[score] for c in row["controls"].values()])
+    return float(np.mean(row["drops"][score]) - controls)
 
 
 def tabulate(rows: list[dict[str, Any]]) -> pd.DataFrame:
