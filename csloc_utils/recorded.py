@@ -110,6 +110,14 @@ class RecordedEvaluator(Scorer):
         return Slopes(masks, float(strength), -self._slopes[rows], score)
 
 
+def recorded_tasks(model: str) -> list[str]:
+    """Names of the tasks of which a record of this model comes with the package."""
+    try:
+        return sorted(path.stem for path in data_path("recorded", model).glob("*.npz"))
+    except InputError:
+        return []
+
+
 def record(evaluator: Evaluator, path: str | Path, command: str = "") -> int:
     """Write everything that an evaluator's store holds for it; return how many masks that is.
 

@@ -7,7 +7,7 @@ import shown
 import tiny
 from csloc_utils.errors import InputError
 from csloc_utils.measure import Evaluator
-from csloc_utils.recorded import RecordedEvaluator, record, spot_check
+from csloc_utils.recorded import RecordedEvaluator, record, recorded_tasks, spot_check
 from csloc_utils.search import greedy
 
 
@@ -63,3 +63,13 @@ def test_files_that_are_no_records(tmp_path):
             RecordedEvaluator(path)
     with pytest.raises(InputError, match="missing"):
         RecordedEvaluator("no-model/no-task")
+
+
+def test_records_that_come_with_the_package():
+    assert recorded_tasks("no-model") == []
+    assert "multiplication" in recorded_tasks("smollm2-135m-q4")
+    shipped = RecordedEvaluator("smollm2-135m-q4/multiplication")
+    assert shipped.grid.shape == (30, 9) and len(shipped.items) == 24
+    assert shipped.provenance["model"]["dtype"] == "float32"
+    assert "record.py" in shipped.provenance["command"]
+    assert greedy(shipped, 5).table[-1]["joint_effect"] < -5
