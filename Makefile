@@ -4,7 +4,7 @@
 SHELL := bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DELETE_ON_ERROR:
-.PHONY: help setup book book-full test test-long lint format clean distclean
+.PHONY: help setup book book-full test test-long bench-search bench-search-run record lint format clean distclean
 
 PYTHON ?= python3
 VENV := .venv
@@ -21,6 +21,9 @@ help:
 	@echo "make setup      only .venv, with the csloc command in it"
 	@echo "make book-full  the book in its full setting (much longer)"
 	@echo "make test-long  the tests that take longer"
+	@echo "make bench-search      table and figure of all searches, from what is recorded"
+	@echo "make bench-search-run  measure what the table lacks (hours; can be killed and rerun)"
+	@echo "make record     measure what the chapters look up (hours; can be killed and rerun)"
 	@echo "make format     format code and notebooks"
 	@echo "make clean      remove _build and caches;  make distclean  removes .venv as well"
 
@@ -56,6 +59,19 @@ test: lint
 
 test-long: setup
 	@$(PY) -m pytest --durations=10 tests/long
+
+bench-search: setup
+	@$(PY) tests/benchmarks/search.py table
+	@$(PY) tests/benchmarks/search.py table --simulated 270
+	@$(PY) tests/benchmarks/search.py table --simulated 1024
+
+bench-search-run: setup
+	@$(PY) tests/benchmarks/search.py run
+	@$(PY) tests/benchmarks/search.py run --simulated 270
+	@$(PY) tests/benchmarks/search.py run --simulated 1024
+
+record: setup
+	@$(PY) tests/benchmarks/record.py multiplication capitals copying addition repeat-left knowledge
 
 clean:
 	rm -rf _build dist .pytest_cache .ruff_cache

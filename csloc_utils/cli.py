@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from csloc_utils.console import print_search, print_table, print_verification
+from csloc_utils.console import print_plan, print_search, print_table, print_verification
 from csloc_utils.errors import GateError, InputError
 
 LOCATE_ITEMS = 24  # items a mask is scored on unless --items says otherwise
@@ -114,6 +114,18 @@ def _parser() -> argparse.ArgumentParser:
     add("--random", type=int, default=100, metavar="N", help="random head sets (default 100)")
     add("--no-verify", action="store_true", help="locate only")
     locate.set_defaults(run=_locate)
+
+    plans = commands.add_parser(
+        "plan", parents=[debug], help="say what a search will cost before anything runs"
+    )
+    add = plans.add_argument
+    add("--model", default="smollm2-135m-q4", help="name, hub id, folder or .gguf file")
+    add("--task", required=True, help="built-in task, or a .jsonl file")
+    add("--items", type=int, metavar="N", help=f"locate items (default {LOCATE_ITEMS})")
+    add("--k", type=int, default=5, help="heads to find (default 5)")
+    add("--confidence", type=float, default=0.9, help="for telling two heads apart (default 0.9)")
+    add("--seconds", type=float, help="time of one mask; measured on the model if not given")
+    plans.set_defaults(run=_plan)
 
     ablate = commands.add_parser(
         "ablate", parents=[common, debug], help="switch heads off and score tasks"
@@ -239,6 +251,32 @@ def _locate(args: argparse.Namespace) -> None:
         print_verification(verification)
     if args.json:
         print(f"\nwritten to {args.json}")
+
+
+def _plan(args: argparse.Namespace) -> None:
+    from csloc_utils.models import load_config, promised_grid
+    from csloc_utils.planning import plan, time_of_a_mask
+    from csloc_utils.tasks import load_task
+
+    task = load_task(args.task)
+    n_items = _locate_items(args, task)
+    grid = promised_grid(load_config(args.model))
+    plan(grid.size, args.k, n_items, args.seconds, args.confidence)  # bad numbers, before the model
+    seconds = args.seconds
+    if seconds is None:
+        from csloc_utils.measure import Evaluator
+        from csloc_utils.models import load_model
+
+        if not args.debug:
+            _calm()
+        options = dict(store=":memory:", progress=False)
+        seconds = time_of_a_mask(
+            Evaluator(load_model(args.model), task, "locate", n_items, **options)
+        )
+    made = plan(grid.size, args.k, n_items, seconds, args.confidence)
+    items = f"{n_items} items of {task.name}, {seconds:.2f} s a mask"
+    print(f"{grid.size} heads, k = {args.k}, {items}")
+    print_plan(made)
 
 
 def _ablate(args: argparse.Namespace) -> None:

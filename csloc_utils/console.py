@@ -21,6 +21,17 @@ def print_search(result: Any, evaluator: Any) -> None:
     print(f"effect: change of the score when ablated; intact accuracy {accuracy:.2f}")
 
 
+def print_plan(plan: Any) -> None:
+    """Print what each search will cost, and what the items can tell apart."""
+    rows = [(m, n, f"{plan.minutes[m]:.1f}") for m, n in plan.equivalents.items()]
+    print_table(("method", "evaluations", "minutes"), rows)
+    print(
+        f"two heads are told apart with {plan.confidence:.0%} confidence from a difference of "
+        f"about {plan.resolved:.2f} nats (if it varies by 1 nat over items); verification comes on "
+        "top"
+    )
+
+
 def print_verification(verification: Any) -> None:
     """Print what a verified set of heads, and each of its heads, does to target and controls."""
     print("\nverification on held-out items (drop = intact − ablated)")

@@ -273,3 +273,13 @@ def test_the_version(capsys):
     with pytest.raises(SystemExit) as stop:
         cli.main(["--version"])
     assert stop.value.code == 0 and re.match(r"csloc \d", capsys.readouterr().out)
+
+
+def test_plan_counts_as_locate_does(run):
+    status, out, _ = run("plan --model model --task shown.jsonl --k 2")
+    assert status == 0
+    rows = {line.split()[0]: line.split()[1] for line in out.splitlines()[2:6]}
+    assert rows == {"screened": "17", "paper": "23", "sweep": "13", "greedy": "24"}
+    status, out, _ = run("plan --model model --task shown.jsonl --k 2 --seconds 60")
+    assert " 17.0" in out and "60.00 s a mask" in out
+    assert run("plan --model model --task shown.jsonl --k 13")[0] == 2
