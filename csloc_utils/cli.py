@@ -8,16 +8,20 @@ failure that is not the user's; 130 interrupted, with the line that resumes.
 from __future__ import annotations
 
 import argparse
-import logging
 import os
 import shlex
 import sys
-import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from csloc_utils.console import print_plan, print_search, print_table, print_verification
+from csloc_utils.console import (
+    calm,
+    print_plan,
+    print_search,
+    print_table,
+    print_verification,
+)
 from csloc_utils.errors import GateError, InputError
 
 LOCATE_ITEMS = 24  # items a mask is scored on unless --items says otherwise
@@ -268,11 +272,9 @@ def _plan(args: argparse.Namespace) -> None:
         from csloc_utils.models import load_model
 
         if not args.debug:
-            _calm()
-        options = dict(store=":memory:", progress=False)
-        seconds = time_of_a_mask(
-            Evaluator(load_model(args.model), task, "locate", n_items, **options)
-        )
+            calm()
+        model, options = load_model(args.model), dict(store=":memory:", progress=False)
+        seconds = time_of_a_mask(Evaluator(model, task, "locate", n_items, **options))
     made = plan(grid.size, args.k, n_items, seconds, args.confidence)
     items = f"{n_items} items of {task.name}, {seconds:.2f} s a mask"
     print(f"{grid.size} heads, k = {args.k}, {items}")
@@ -340,7 +342,7 @@ def _check_seed(args: argparse.Namespace) -> None:
 def _prepare(args: argparse.Namespace, tasks: dict, controls: dict) -> tuple[Any, Any]:
     """Check model name, dtype, files and the tasks' tokens; return head grid and tokenizer."""
     if not args.debug:
-        _calm()
+        calm()
     from csloc_utils.ablation import KINDS
     from csloc_utils.models import (
         DTYPES,
@@ -392,15 +394,6 @@ def _locate_items(args: argparse.Namespace, task: Any) -> int:
 
 def _split_names(text: str) -> list[str]:
     return [] if text == "none" else [name.strip() for name in text.split(",")]
-
-
-def _calm() -> None:
-    """Keep warnings of the libraries below off the terminal."""
-    warnings.filterwarnings("ignore")
-    import transformers
-
-    transformers.utils.logging.set_verbosity_error()
-    logging.getLogger("huggingface_hub").setLevel(logging.ERROR)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,9 @@
-"""What the command line prints: plain tables."""
+"""What the command line prints, plain tables, and what it keeps quiet."""
 
 from __future__ import annotations
 
+import logging
+import warnings
 from collections.abc import Sequence
 from typing import Any
 
@@ -71,3 +73,12 @@ def print_table(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
     widths = [max(len(row[i]) for row in cells) for i in range(len(columns))]
     for row in cells:
         print("  ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)).rstrip())
+
+
+def calm() -> None:
+    """Keep warnings of the libraries below off the terminal."""
+    warnings.filterwarnings("ignore")
+    import transformers
+
+    transformers.utils.logging.set_verbosity_error()
+    logging.getLogger("huggingface_hub").setLevel(logging.ERROR)

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 # Okabe and Ito's palette (2008), as in seaborn's "colorblind".
 NEEDED, OTHER, RANDOM = "#D55E00", "#0072B2", "#6E6E6E"
 _MAX_NAMES = 12
+_SEARCHES = ("screened", "greedy", "sweep", "gradient", "paper, stratified", "paper, Bernoulli")
 _UNITS = {
     "logprob": "log-probability (nats)",
     "accuracy": "accuracy",
@@ -222,6 +223,30 @@ def recovery_curve(
     ax.set(xlabel=xlabel, ylabel=ylabel, ylim=(-0.03, 1.05), xlim=(0, None))
     if hue:
         ax.legend(title=None, frameon=False, loc="lower right")
+    return ax
+
+
+def cost_curves(table: pd.DataFrame, ax: Axes | None = None) -> Axes:
+    """Share of greedy's damage over the cost of a search, one line a method.
+
+    Parameters
+    ----------
+    table : DataFrame
+        From `csloc_utils.yardstick.tabulate`.
+    """
+    ax = ax or _axes(7.0, 5.0)
+    names = [*_SEARCHES, *sorted(set(table["method"]) - set(_SEARCHES))]
+    looks = zip(names, "DosX^vP<>*" * len(names), sns.color_palette("colorblind", len(names)))
+    for method, marker, colour in looks:  # a method looks the same in every figure
+        part = table[table["method"] == method]
+        error = [part["share"] - part["low"], part["high"] - part["share"]]
+        look = {"marker": marker, "color": colour, "ms": 5, "capsize": 2, "label": method}
+        if len(part):
+            ax.errorbar(part["equivalents"], part["share"], np.maximum(error, 0), **look)
+    ax.set(xscale="log", ylim=(min(0, ax.get_ylim()[0]), 1.05))
+    ax.xaxis.set_major_formatter("{x:g}")
+    ax.set(xlabel="evaluation-equivalents", ylabel="share of greedy's damage")
+    ax.legend(frameon=False, fontsize=8, loc="upper left", bbox_to_anchor=(0, -0.16), ncols=3)
     return ax
 
 

@@ -30,6 +30,7 @@ import numpy as np
 from csloc_utils import search
 from csloc_utils.designs import layer_matched
 from csloc_utils.screening import screened
+from csloc_utils.yardstick import read_cases
 
 K, N_ITEMS, N_RANDOM, N_CONTROL_ITEMS = 5, 24, 20, 24
 TUNED = ("multiplication", "capitals", "copying")
@@ -234,7 +235,7 @@ def _probabilities(measured: Any) -> np.ndarray:
 def run(source: Any, wanted: Iterator[tuple[str, int, str]], record: Path) -> None:
     """Run the cases that are not on record and append them to it."""
     record.parent.mkdir(parents=True, exist_ok=True)
-    done = {(r["model"], r["task"], r["seed"], r["method"]) for r in read(record)}
+    done = {(r["model"], r["task"], r["seed"], r["method"]) for r in read_cases(record)}
     for task, seed, method in wanted:
         if (source.name, task, seed, method) in done:
             continue
@@ -277,12 +278,29 @@ def _append(record: Path, row: dict[str, Any]) -> None:
         file.write(json.dumps(row, ensure_ascii=False) + "\n")
 
 
-def read(record: Path) -> list[dict[str, Any]]:
-    """Return the recorded rows; a last line that was cut off is left out."""
-    if not record.exists():
-        return []
-    lines = record.read_text(encoding="utf8").split("\n")
-    return [json.loads(line) for line in lines[:-1]]
+def report(rows: list[dict[str, Any]], model: str) -> None:
+    """Print the table; write it and its figure."""
+    import matplotlib.pyplot as plt
+    import pandas as pd
+
+    from csloc_utils import plots, yardstick
+
+    table = yardstick.tabulate(rows)
+    out = ROOT / "_build" / "bench"
+    out.mkdir(parents=True, exist_ok=True)
+    table.to_csv(out / f"search-{model}.csv", index=False, float_format="%.4f")
+    plots.set_style()
+    ax = plots.cost_curves(table)
+    ax.set_title(f"{model}, {table['tasks'].max()} tasks", fontsize=10)
+    ax.figure.savefig(out / f"search-{model}.png", dpi=150)
+    plt.close(ax.figure)
+    with pd.option_context("display.width", 250, "display.max_columns", None):
+        print(table.round(2).to_string(index=False))
+        known = list(yardstick.shares(rows))
+        for other in [key for key in known if key[0].startswith("paper") and key[1] == 45]:
+            print(f"\nscreened, 45, minus {other[0]}, 45")
+            print(yardstick.non_inferior(rows, ("screened", 45), other).round(2))
+    print(f"\nwritten to {out}")
 
 
 def main() -> None:
@@ -305,9 +323,10 @@ def main() -> None:
         source = simulated or Live(args.model, args.store, args.dtype)
         run(source, cases(args.tasks, args.methods, args.seeds), args.record)
     else:
-        from search_table import report
-
-        report(read(args.record), args.model)
+        rows = read_cases(args.record, args.model)
+        if not rows:
+            raise SystemExit(f"nothing is recorded of {args.model}: run the benchmark first")
+        report(rows, args.model)
 
 
 if __name__ == "__main__":

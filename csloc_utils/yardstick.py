@@ -1,20 +1,47 @@
-"""From the recorded cases to the table, the CSV file and the figure of the yardstick."""
+"""Comparing searches fairly: their heads on items that none has seen, by rules fixed beforehand.
+
+A *case* is a task, a seed and a method with a budget; its record holds the heads it named and the
+damage they do to every held-out item of the task. Damage is the drop in log-probability. A method's
+*share* is its damage over that of greedy search, the mean over seeds, clipped at 1 on every task. A
+task counts only if greedy's heads do more damage than every one of the recorded random sets.
+"""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
-ROOT = Path(__file__).resolve().parents[2]
-OUT = ROOT / "_build" / "bench"
-N_BOOT, LEVEL, MARGIN = 2000, 0.90, 0.05
+from csloc_utils.designs import as_generator
+from csloc_utils.errors import InputError
+
+N_BOOT, LEVEL = 2000, 0.90
+
+
+def read_cases(path: str | Path, model: str | None = None) -> list[dict[str, Any]]:
+    """Return the recorded cases of a model; a last line that was cut off is left out.
+
+    Raises
+    ------
+    InputError
+        If a line is no case.
+    """
+    file = Path(path)
+    if not file.exists():
+        return []
+    lines = file.read_text(encoding="utf8").split("\n")[:-1]
+    try:
+        rows = [json.loads(line) for line in lines]
+        return [row for row in rows if model in (None, row["model"])]
+    except (ValueError, KeyError, TypeError) as error:
+        raise InputError(f"{path} is no record of cases ({error}): make it again") from error
 
 
 def counted(rows: list[dict[str, Any]]) -> list[str]:
-    """Tasks that count: greedy's heads do more damage than every random set."""
+    """Names of the tasks that count: greedy's heads do more damage than every random set."""
     bands = {r["task"]: max(r["mean_drops"]) for r in rows if r["method"] == "random"}
     damage = {r["task"]: np.mean(r["drops"]["logprob"]) for r in rows if r["method"] == "greedy"}
     return [task for task in damage if task in bands and damage[task] > bands[task]]
@@ -24,17 +51,19 @@ def _weights(rows: list[dict[str, Any]], task: str) -> np.ndarray:
     """Resampled item weights ``(1 + N_BOOT, n_items)``; the first row is the sample itself."""
     facts = next(r["facts"] for r in rows if r["method"] == "random" and r["task"] == task)
     names, fact = np.unique(facts, return_inverse=True)
-    draws = np.random.default_rng(0).multinomial(
-        len(names), np.full(len(names), 1 / len(names)), N_BOOT
-    )
+    draws = as_generator(0).multinomial(len(names), np.full(len(names), 1 / len(names)), N_BOOT)
     weights = np.vstack([np.ones((1, len(names))), draws])[:, fact]
     return weights / weights.sum(axis=1, keepdims=True)
 
 
 def shares(rows: list[dict[str, Any]]) -> dict[tuple[str, int], pd.DataFrame]:
-    """Share of greedy's damage, resampled: (method, budget) → frame (1 + N_BOOT) × tasks.
+    """Share of greedy's damage by method and budget, with resamples.
 
-    The mean over a task's seeds, clipped at 1. Facts are resampled for method and greedy alike.
+    Returns
+    -------
+    dict of (str, int) to DataFrame
+        A column a task; the first row is the share, the others are of facts drawn with replacement,
+        the same ones for a method and for greedy.
     """
     result: dict[tuple[str, int], dict[str, np.ndarray]] = {}
     for task in counted(rows):
@@ -58,7 +87,14 @@ def _specific(row: dict[str, Any], score: str) -> float:
 
 
 def tabulate(rows: list[dict[str, Any]]) -> pd.DataFrame:
-    """One row a method and budget, over the tasks that count."""
+    """Return a row a method and budget, over the tasks that count.
+
+    Columns: ``method``, ``budget``, ``tasks`` and ``seeds`` (how many), ``share`` with the 90 %
+    interval ``low`` to ``high``, ``worst`` and ``worst task``, and means over tasks of
+    ``equivalents``, ``seconds``, drop in ``probability`` and ``accuracy``, ``specific`` damage
+    (log-probability; minus the mean of the control tasks), ``specific probability`` and ``recall``
+    of the sweep's top heads.
+    """
     tasks, table = counted(rows), []
     single = {r["task"]: set(r["heads"]) for r in rows if r["method"] == "sweep"}
     for (method, budget), share in shares(rows).items():
@@ -100,49 +136,32 @@ def tabulate(rows: list[dict[str, Any]]) -> pd.DataFrame:
     return pd.DataFrame(table).sort_values(["method", "budget"], ignore_index=True)
 
 
-def non_inferior(rows: list[dict[str, Any]], ours: tuple, other: tuple) -> pd.DataFrame:
-    """Ours minus another's share on every task, with its interval; fine if low > -0.05."""
+def non_inferior(
+    rows: list[dict[str, Any]],
+    ours: tuple[str, int],
+    other: tuple[str, int],
+    margin: float = 0.05,
+) -> pd.DataFrame:
+    """Compare two methods task by task.
+
+    Parameters
+    ----------
+    rows : list of dict
+        Recorded cases.
+    ours, other : (str, int)
+        Method and budget.
+    margin : float
+        How much less share counts as no worse.
+
+    Returns
+    -------
+    DataFrame
+        A row a task: ``difference`` in share (paired over facts), the lower end of its one-sided
+        95 % interval, and whether that lies above ``-margin``.
+    """
     all_shares = shares(rows)
     difference = (all_shares[ours] - all_shares[other]).dropna(axis=1)
     low = difference[1:].quantile((1 - LEVEL) / 2)
     return pd.DataFrame(
-        {"difference": difference.iloc[0], "low": low, "non-inferior": low > -MARGIN}
+        {"difference": difference.iloc[0], "low": low, "non-inferior": low > -margin}
     )
-
-
-def figure(table: pd.DataFrame, title: str, path: Path) -> None:
-    """Share of greedy's damage over cost, one line a method."""
-    import matplotlib.pyplot as plt
-
-    from csloc_utils import plots
-
-    plots.set_style()
-    _, ax = plt.subplots(figsize=(7.5, 4.5), layout="constrained")
-    for marker, (method, part) in zip("osD^vPX<>*", table.groupby("method", sort=False)):
-        error = [part["share"] - part["low"], part["high"] - part["share"]]
-        ax.errorbar(
-            part["equivalents"], part["share"], np.maximum(error, 0), marker=marker, label=method
-        )
-    ax.set(xscale="log", xlabel="evaluation-equivalents", ylabel="share of greedy's damage")
-    ax.set_title(title, fontsize=10)
-    ax.legend(frameon=False, fontsize=8)
-    ax.figure.savefig(path, dpi=150)
-
-
-def report(rows: list[dict[str, Any]], model: str) -> None:
-    """Print the table; write it and the figure."""
-    rows = [r for r in rows if r["model"] == model]
-    if not rows:
-        raise SystemExit(f"nothing is recorded of {model}: run the benchmark first")
-    table = tabulate(rows)
-    OUT.mkdir(parents=True, exist_ok=True)
-    table.to_csv(OUT / f"search-{model}.csv", index=False, float_format="%.4f")
-    figure(table, f"{model}, {table['tasks'].max()} tasks", OUT / f"search-{model}.png")
-    with pd.option_context("display.width", 250, "display.max_columns", None):
-        print(table.round(2).to_string(index=False))
-        for budget in (41, 45):
-            for other in [k for k in shares(rows) if k[0].startswith("paper") and k[1] == 45]:
-                if ("screened", budget) in shares(rows):
-                    print(f"\nscreened {budget} minus {other[0]} {other[1]}")
-                    print(non_inferior(rows, ("screened", budget), other).round(2))
-    print(f"\nwritten to {OUT}")
