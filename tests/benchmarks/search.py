@@ -21,7 +21,7 @@ import json
 import time
 from collections.abc import Callable, Iterator
 from datetime import datetime, timezone
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +41,8 @@ STORE = ROOT / "_build" / "bench" / "measurements.sqlite"
 
 # Flat indices of the named heads, best first, and what naming them cost in equivalents.
 Found = tuple[list[int], int]
-Method = Callable[[Any, int], dict[int, Found]]  # evaluator, seed -> budget -> found
+Others = Callable[[], list[Any]]  # evaluators of tasks that the heads should not serve
+Method = Callable[[Any, int, Others], dict[int, Found]]  # evaluator, seed, … -> budget -> found
 
 
 def _result(evaluator: Any, result: search.SearchResult) -> Found:
@@ -49,13 +50,13 @@ def _result(evaluator: Any, result: search.SearchResult) -> Found:
     return heads, result.evaluations["equivalents"]
 
 
-def greedy(evaluator: Any, seed: int) -> dict[int, Found]:
+def greedy(evaluator: Any, seed: int, others: Others) -> dict[int, Found]:
     """Iterative greedy search over all heads."""
     found = _result(evaluator, search.greedy(evaluator, K))
     return {found[1]: found}
 
 
-def sweep(evaluator: Any, seed: int) -> dict[int, Found]:
+def sweep(evaluator: Any, seed: int, others: Others) -> dict[int, Found]:
     """Every head alone."""
     found = _result(evaluator, search.sweep(evaluator, k=K))
     return {found[1]: found}
@@ -64,7 +65,7 @@ def sweep(evaluator: Any, seed: int) -> dict[int, Found]:
 def paper(design: str, size: int | None, budgets: tuple[int, ...]) -> Method:
     """The paper's Lasso; smaller budgets use the first masks of the largest."""
 
-    def run(evaluator: Any, seed: int) -> dict[int, Found]:
+    def run(evaluator: Any, seed: int, others: Others) -> dict[int, Found]:
         return {
             b: _result(evaluator, search.paper(evaluator, K, b, size, design, seed))
             for b in reversed(budgets)
@@ -73,7 +74,7 @@ def paper(design: str, size: int | None, budgets: tuple[int, ...]) -> Method:
     return run
 
 
-def gradient(evaluator: Any, seed: int) -> dict[int, Found]:
+def gradient(evaluator: Any, seed: int, others: Others) -> dict[int, Found]:
     """The plain gradient's five largest, and the best five of its first twenty measured alone."""
     grid = evaluator.grid
     guess = evaluator.slopes(np.zeros((1, grid.size), bool)).effects[0]
@@ -86,10 +87,17 @@ def gradient(evaluator: Any, seed: int) -> dict[int, Found]:
 def ours(*budgets: int) -> Method:
     """Conditional screening."""
 
-    def run(evaluator: Any, seed: int) -> dict[int, Found]:
+    def run(evaluator: Any, seed: int, others: Others) -> dict[int, Found]:
         return {b: _result(evaluator, screened(evaluator, K, b)) for b in budgets}
 
     return run
+
+
+def contrast(evaluator: Any, seed: int, others: Others) -> dict[int, Found]:
+    """Conditional screening for what the target loses beyond other tasks."""
+    tasks = others()
+    found = _result(evaluator, screened(evaluator, K, contrast=tasks))
+    return {found[1]: found} if tasks else {}
 
 
 def thompson(sign: float, budget: int = 150) -> Method:
@@ -99,7 +107,7 @@ def thompson(sign: float, budget: int = 150) -> Method:
     harmless heads; with -1 the reward is what is lost.
     """
 
-    def run(evaluator: Any, seed: int) -> dict[int, Found]:
+    def run(evaluator: Any, seed: int, others: Others) -> dict[int, Found]:
         rng, n = np.random.default_rng(seed), evaluator.grid.size
         sums, counts = np.zeros(n), np.zeros(n)
         for _ in range(budget - 1):
@@ -119,6 +127,7 @@ METHODS: dict[str, Method] = {
     "sweep": sweep,
     "gradient": gradient,
     "screened": ours(21, 31, 41, 45, 61),
+    "screened, contrast": contrast,
     "paper, stratified": paper("stratified", None, (45, 100, 150)),
     "paper, Bernoulli": paper("bernoulli", None, (45, 100, 150)),
     "paper, stratified, 5 %": paper("stratified", 13, (45, 100, 150)),
@@ -172,6 +181,13 @@ class Live:
         task = load_task(name)
         return self._evaluator(task, "verify", task.verify)
 
+    def others(self, name: str) -> list[Any]:
+        """Return locate items of two control tasks that are not the twin (and cheaper than text)."""
+        from csloc_utils.tasks import controls_for, load_task
+
+        names = [c for c in controls_for(load_task(name))[1:] if c != "text"][:2]
+        return [self.locate(c, 0) for c in names]
+
     @cache  # noqa: B019
     def controls(self, name: str) -> list[Any]:
         """Return evaluators of the control tasks."""
@@ -207,6 +223,8 @@ class Simulated:
         """Return nothing: a world has one task."""
         return []
 
+    others = controls
+
 
 def judge(source: Any, task: str, heads: list[int]) -> dict[str, Any]:
     """Ablate the heads on items that no method has seen."""
@@ -241,7 +259,7 @@ def run(source: Any, wanted: Iterator[tuple[str, int, str]], record: Path) -> No
             continue
         evaluator = source.locate(task, seed)
         start = time.perf_counter()
-        found = METHODS[method](evaluator, seed)
+        found = METHODS[method](evaluator, seed, partial(source.others, task))
         seconds = time.perf_counter() - start
         for budget, (heads, equivalents) in sorted(found.items()):
             row = {
