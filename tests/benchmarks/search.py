@@ -182,7 +182,7 @@ class Live:
         return self._evaluator(task, "verify", task.verify)
 
     def others(self, name: str) -> list[Any]:
-        """Return locate items of two control tasks that are not the twin (and cheaper than text)."""
+        """Return locate items of two control tasks, neither the twin nor plain text."""
         from csloc_utils.tasks import controls_for, load_task
 
         names = [c for c in controls_for(load_task(name))[1:] if c != "text"][:2]
