@@ -116,6 +116,8 @@ def locate_report(
         "chunk": evaluator.chunk,
         "evaluations": result.evaluations if result else evaluator.evaluations,
     }
+    if result and result.method == "screened":
+        report["contrast"] = args.contrast
     if result and result.method == "paper":
         report |= {"design": result.extra["design"], "mask_size": result.extra["size"]}
         report["never_ablated"] = [str(head) for head in result.extra["never_ablated"]]

@@ -4,6 +4,7 @@ import warnings
 import numpy as np
 import pytest
 
+from csloc_utils.console import print_verification
 from csloc_utils.errors import InputError
 from csloc_utils.heads import Head, HeadGrid
 from csloc_utils.verify import bootstrap, verify
@@ -226,3 +227,11 @@ def test_each_head_alone_and_beside_the_others():
     assert second.single.value == pytest.approx(0.0)
     assert second.given_others.value == pytest.approx(2.0)
     assert second.given_others.low < 2.0 < second.given_others.high
+
+
+@pytest.mark.parametrize(("effect", "found"), [(-2.0, True), (0.0, False)])
+def test_heads_that_cost_nothing_are_no_find(effect, found, capsys):
+    grid = small_grid()
+    heads = [grid.head(3), grid.head(90)]
+    print_verification(verify(FakeEvaluator(grid, {3: effect}), heads, n_random=0))
+    assert ("no head found" not in capsys.readouterr().out) == found
