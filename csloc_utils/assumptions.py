@@ -88,6 +88,13 @@ def sparsity(
     Hurley and Rickard (2009), Comparing measures of sparsity.
     """
     effects = np.asarray(item_effects, float)
+    if effects.ndim != 2 or np.shape(facts) != effects.shape[1:]:
+        raise InputError(
+            f"item effects of shape {effects.shape} do not go with facts of shape "
+            f"{np.shape(facts)}: give (n_heads, n_items) and one fact an item"
+        )
+    if not np.isfinite(effects).all() or not effects.mean(axis=1).any():
+        raise InputError("the effects are not finite or all 0: measure them again, in nats")
     k = check_count("k", k, high=len(effects))
     settings = {"n_boot": n_boot, "confidence": confidence, "seed": seed}
 
@@ -140,6 +147,11 @@ def additivity(masks: np.ndarray, effects: np.ndarray, single: np.ndarray) -> pd
         prediction; negative when it is worse than the mean), ``mean_predicted``, ``mean_measured``.
     """
     design = check_masks(masks)
+    if np.shape(single) != design.shape[1:] or np.shape(effects) != design.shape[:1]:
+        raise InputError(
+            f"{design.shape[0]} masks of {design.shape[1]} heads do not go with effects of shape "
+            f"{np.shape(effects)} and single effects of shape {np.shape(single)}"
+        )
     predicted, measured = design @ np.asarray(single, float), np.asarray(effects, float)
     sizes = design.sum(axis=1).astype(int)
     rows = []
@@ -242,6 +254,8 @@ def coherence(masks: np.ndarray) -> float:
     """
     design = check_masks(masks)
     design = design[:, design.std(axis=0) > 0]
+    if design.shape[1] < 2:
+        raise InputError("fewer than two heads are off in some masks only: draw other masks")
     correlations = np.abs(np.corrcoef(design, rowvar=False))
     np.fill_diagonal(correlations, 0)
     return float(correlations.max())

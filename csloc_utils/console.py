@@ -28,9 +28,9 @@ def print_plan(plan: Any) -> None:
     rows = [(m, n, f"{plan.minutes[m]:.1f}") for m, n in plan.equivalents.items()]
     print_table(("method", "evaluations", "minutes"), rows)
     print(
-        f"two heads are told apart with {plan.confidence:.0%} confidence from a difference of "
-        f"about {plan.resolved:.2f} nats (if it varies by 1 nat over items); verification comes on "
-        "top"
+        f"a difference of {plan.resolved:.2f} nats between two heads will show in four cases of "
+        f"five at {plan.confidence:.0%} confidence (if it varies by 1 nat over items); "
+        "verification comes on top"
     )
 
 

@@ -17,6 +17,8 @@ from csloc_utils.search import cost
 # Masks that sparse recovery needs per k log(N / k); theory leaves the constant open, and this one
 # gives what the paper reports in practice.
 _RECOVERY = 6.0
+# How often a difference that is there should be seen.
+_POWER = 0.8
 
 
 @dataclass(frozen=True)
@@ -30,8 +32,8 @@ class Plan:
     minutes : dict of str to float, or None
         The same in minutes, if the time of one mask is known.
     resolved : float
-        Smallest difference between two heads, in nats, that the items can be expected to show at
-        the stated confidence.
+        Difference between two heads, in nats, that the items show at the stated confidence in four
+        cases of five.
     n_items : int
     confidence : float
     """
@@ -73,24 +75,28 @@ def plan(
     -----
     For the paper's method ``6 k ln(N / k)`` masks, the order that compressed sensing promises
     (Candès and Wakin 2008) with a constant that gives about what the paper reports. ``resolved`` is
-    ``t * spread / sqrt(n_items)`` with Student's t at the one-sided confidence: items are paired,
-    so only what differs between two heads counts.
+    ``(t + z) * spread / sqrt(n_items)``, with Student's t at the two-sided confidence and the
+    normal quantile z of a power of 0.8: items are paired, so only what differs between two heads
+    counts. Items of one fact are no independent evidence; count facts where there are fewer.
     """
     k = check_count("k", k, high=check_count("n_heads", n_heads))
     check_count("n_items", n_items, low=2)
-    if not 0.5 <= confidence < 1 or not spread > 0:
-        raise InputError(
-            f"confidence is {confidence!r} and spread {spread!r}: give a level from 0.5 to 1 and a "
-            "positive standard deviation"
-        )
+    if not 0 < confidence < 1:
+        raise InputError(f"confidence is {confidence!r}: give a level between 0 and 1, like 0.9")
+    for name, value in (("spread", spread), ("seconds", 1.0 if seconds is None else seconds)):
+        if not 0 < value < np.inf:
+            raise InputError(f"{name} is {value!r}: give a positive number")
     equivalents = {
         "screened": default_budget(k),
         "paper": 1 + int(np.ceil(_RECOVERY * k * np.log(max(n_heads / k, np.e)))),
         "sweep": cost("sweep", n_heads, k),
         "greedy": cost("greedy", n_heads, k),
     }
-    minutes = seconds and {m: n * seconds / 60 for m, n in equivalents.items()}
-    resolved = stats.t.ppf(confidence, n_items - 1) * spread / np.sqrt(n_items)
+    minutes = None
+    if seconds is not None:
+        minutes = {m: n * seconds / 60 for m, n in equivalents.items()}
+    resolved = spread / np.sqrt(n_items)
+    resolved *= stats.t.ppf((1 + confidence) / 2, n_items - 1) + stats.norm.ppf(_POWER)
     return Plan(equivalents, minutes, float(resolved), n_items, confidence)
 
 

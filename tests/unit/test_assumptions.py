@@ -109,3 +109,18 @@ def test_a_diagnosis_says_what_does_not_hold():
     fake = FakeEvaluator(small_grid(), {40: -3.0, 121: -2.0, 122: -1.5})
     masks = stratified(150, 270, 13, 0)
     assert diagnose(masks, fake.measure(masks).effects()).warnings == ()
+
+
+def test_bad_input_is_explained():
+    for effects in (np.ones(5), np.ones((5, 11))):
+        with pytest.raises(InputError, match="one fact an item"):
+            sparsity(effects, FACTS, k=2)
+    for value in (0, np.nan):
+        with pytest.raises(InputError, match="all 0"):
+            sparsity(np.full((5, 12), value), FACTS, k=2)
+    for effects, single in ((np.ones(3), np.ones(4)), (np.ones(4), np.ones(3))):
+        with pytest.raises(InputError, match="do not go with"):
+            additivity(np.eye(4, dtype=bool), effects, single)
+    for masks in (np.ones((3, 3)), np.array([[1, 0], [0, 0]])):
+        with pytest.raises(InputError, match="other masks"):
+            coherence(masks)

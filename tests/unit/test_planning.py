@@ -24,11 +24,21 @@ def test_minutes_follow_the_time_of_a_mask():
 def test_more_items_and_less_confidence_resolve_more():
     few, many = plan(270, n_items=12), plan(270, n_items=48)
     assert 1.8 < few.resolved / many.resolved < 2.3
+    assert plan(270).resolved == pytest.approx(0.52, abs=0.02)  # 24 items, 90 %, power 0.8
     assert plan(270, confidence=0.99).resolved > plan(270).resolved
     assert plan(270, spread=2.0).resolved == pytest.approx(2 * plan(270).resolved)
 
 
 def test_bad_input():
-    for options in (dict(k=0), dict(k=271), dict(n_items=1), dict(confidence=1), dict(spread=0)):
+    for options in (
+        dict(k=0),
+        dict(k=271),
+        dict(n_items=1),
+        dict(confidence=1),
+        dict(spread=0),
+        dict(seconds=-1),
+        dict(seconds=float("nan")),
+        dict(spread=float("inf")),
+    ):
         with pytest.raises(InputError):
             plan(270, **options)
