@@ -10,6 +10,7 @@ from csloc_utils.designs import bernoulli, stratified
 from csloc_utils.errors import InputError
 from csloc_utils.heads import HeadGrid
 from csloc_utils.measurements import Measurements
+from csloc_utils.recovery import HeadLasso
 from csloc_utils.screening import screened
 from csloc_utils.search import greedy, paper, sweep
 from csloc_utils.simulate import SimulatedEvaluator
@@ -279,3 +280,13 @@ def test_bad_questions_are_refused():
         fit_world(np.ones(10))
     with pytest.raises(InputError, match="plant fewer"):
         fit_world(np.ones(30))
+
+
+def test_recovery_from_a_thousand_masks_of_4096_heads_takes_no_time():
+    run = simulated(heads=4096)
+    masks = stratified(1000, 4096, 82, 0)
+    effects = run.measure(masks).effects()
+    start = time.perf_counter()
+    found = HeadLasso().fit(masks, effects).top(len(run.planted))
+    assert time.perf_counter() - start < 5
+    assert len(set(found) & set(run.planted)) >= len(run.planted) - 1
