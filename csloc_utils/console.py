@@ -21,6 +21,16 @@ def print_search(result: Any, evaluator: Any) -> None:
     if twins:
         print(f"off in the same masks, so not told apart (raise --budget): {'; '.join(twins)}")
     print(f"effect: change of the score when ablated; intact accuracy {accuracy:.2f}")
+    if "estimator" in result.extra and len(result.extra["effects"]) >= 10:
+        from csloc_utils.assumptions import diagnose  # scikit-learn takes a while to load
+
+        made = diagnose(result.extra["measurements"].masks, result.extra["effects"])
+        print(
+            f"design: {made.n_masks} masks, a head off in {made.least} to {made.most}, a pair in "
+            f"{made.pair_coverage:.2f} on average; R² on held-out masks {made.held_out_r2:.2f}"
+        )
+        for warning in made.warnings:
+            print(f"caution: {warning}")
 
 
 def print_plan(plan: Any) -> None:

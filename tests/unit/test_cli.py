@@ -283,3 +283,11 @@ def test_plan_counts_as_locate_does(run):
     status, out, _ = run("plan --model model --task shown.jsonl --k 2 --seconds 60")
     assert " 17.0" in out and "60.00 s a mask" in out
     assert run("plan --model model --task shown.jsonl --k 13")[0] == 2
+
+
+def test_a_regression_says_what_its_masks_support(run):
+    line = f"{LOCATE} --method paper --k 2 --budget 21 --size 2 --no-verify"
+    status, out, errors = run(line)
+    assert status == 0, errors
+    assert "design: 20 masks" in out and "R² on held-out masks" in out
+    assert "design:" not in run(f"{LOCATE} --k 2 --no-verify")[1]
