@@ -7,8 +7,6 @@ import warnings
 from collections.abc import Sequence
 from typing import Any
 
-from csloc_utils.intervals import Interval
-
 
 def print_search(result: Any, evaluator: Any) -> None:
     """Print a search's cost and its first heads."""
@@ -46,6 +44,8 @@ def print_plan(plan: Any) -> None:
 
 def print_verification(verification: Any) -> None:
     """Print what a verified set of heads, and each of its heads, does to target and controls."""
+    from csloc_utils.intervals import Interval  # brings scipy, which `csloc tasks` can do without
+
     print("\nverification on held-out items (drop = intact − ablated)")
     rows = [
         (
