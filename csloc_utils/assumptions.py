@@ -39,7 +39,7 @@ class Sparsity:
     gini : Interval
         Gini coefficient: 0 when all heads do the same, near 1 when one does all.
     effective_heads : Interval
-        Participation ratio, (sum of |effect|)² / sum of effect²: n equal heads and nothing else
+        Participation ratio, (sum of absolute effects)² / sum of squares: n equal heads and no more
         give n.
     k : int
     """

@@ -44,9 +44,6 @@ class SimulatedEvaluator(Scorer):
         As of an `Evaluator`; an item's accuracy is 1 where its margin, the lead, is positive.
     planted, backups : int arrays
         As of the world.
-    single_effects : float array (n_heads,)
-        The truth about these items: mean effects on the log-probability without noise.
-        ``world.effects`` is the truth about all possible items.
     """
 
     def __init__(
@@ -79,7 +76,10 @@ class SimulatedEvaluator(Scorer):
 
     @cached_property
     def single_effects(self) -> np.ndarray:
-        """Each head's mean effect on the log-probability of these items, without noise."""
+        """The truth about these items: each head's mean effect on the log-probability, no noise.
+
+        ``world.effects`` is the truth about all possible items.
+        """
         return self.expected_effects(self.grid.single_masks())
 
     @property
