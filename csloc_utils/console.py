@@ -19,6 +19,8 @@ def print_search(result: Any, evaluator: Any) -> None:
     if twins:
         print(f"off in the same masks, so not told apart (raise --budget): {'; '.join(twins)}")
     print(f"effect: change of the score when ablated; intact accuracy {accuracy:.2f}")
+    if "race" in result.extra:
+        print(_settled(result))
     if "estimator" in result.extra and len(result.extra["effects"]) >= 10:
         from csloc_utils.assumptions import diagnose  # scikit-learn takes a while to load
 
@@ -29,6 +31,18 @@ def print_search(result: Any, evaluator: Any) -> None:
         )
         for warning in made.warnings:
             print(f"caution: {warning}")
+
+
+def _settled(result: Any) -> str:
+    race = result.extra["race"]
+    counts = {name: int((race.status == name).sum()) for name in ("in", "open", "out")}
+    if race.settled:
+        return f"settled: the first {race.k} are the right ones among {len(race.masks)}"
+    left = race.k - counts["in"]
+    return (
+        f"not settled: {counts['in']} are in for certain, {counts['open']} compete for {left} "
+        f"places, {counts['out']} are out; more --items or a --tolerance settle more"
+    )
 
 
 def print_plan(plan: Any) -> None:

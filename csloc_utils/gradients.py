@@ -46,6 +46,11 @@ class Slopes:
     score: str
 
 
+def slope_point(mask: np.ndarray, strength: float, score: str) -> str:
+    """Name of a point at which slopes are taken, for stores and records."""
+    return f"{score} {strength:g} {np.packbits(mask).tobytes().hex()}"
+
+
 def score_slopes(
     model: HeadModel,
     encoded: Encoded,

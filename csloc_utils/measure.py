@@ -23,7 +23,7 @@ from tqdm.auto import tqdm
 from csloc_utils.ablation import KINDS, Ablation, forward
 from csloc_utils.designs import check_count
 from csloc_utils.errors import InputError
-from csloc_utils.gradients import Slopes, score_slopes
+from csloc_utils.gradients import Slopes, score_slopes, slope_point
 from csloc_utils.measurements import Measurements, Scorer
 from csloc_utils.models import HeadModel
 from csloc_utils.references import donor_values, token_means
@@ -147,6 +147,18 @@ class Evaluator(Scorer):
         self._run(sorted(missing.values(), key=lambda m: self._depth(m, base)), base)
         known |= {key: self._known(mask) for key, mask in missing.items()}
         return self._collect(masks, [known[mask.tobytes()] for mask in masks])
+
+    def part(self, rows: np.ndarray) -> Evaluator:
+        """Return an evaluator of these of the items only, which counts by itself."""
+        return Evaluator(
+            self.model,
+            self.task,
+            self.split,
+            ablation=self.ablation,
+            store=self.store,
+            progress=self.progress,
+            items=tuple(self.items[row] for row in rows),
+        )
 
     def slopes(
         self, masks: np.ndarray, strength: float = 1.0, score: str = "logprob", count: bool = True
@@ -377,11 +389,6 @@ class Evaluator(Scorer):
         busy = _BUSY_TOKENS.get(model.device.type, _BUSY_TOKENS["cpu"])
         fits = int(_MEMORY_SHARE * free / (2 * cache + logits + hidden))
         return max(1, min(fits, busy // tokens))
-
-
-def slope_point(mask: np.ndarray, strength: float, score: str) -> str:
-    """Name of a point at which slopes are taken, for stores and records."""
-    return f"{score} {strength:g} {np.packbits(mask).tobytes().hex()}"
 
 
 def _out_of_memory(error: BaseException) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -124,7 +124,32 @@ class Scorer:
         """Score masks; see the subclasses."""
         raise NotImplementedError
 
+    def part(self, rows: np.ndarray) -> Scorer:
+        """Return what scores masks on these of the items only, and counts by itself."""
+        return _Part(self, rows)
+
     def _count(self, n: int, backward: bool = False) -> None:
         self.evaluations["forward"] += n
         self.evaluations["backward"] += n * backward
         self.evaluations["equivalents"] += n * (SLOPE_COST if backward else 1)
+
+
+class _Part(Scorer):
+    """Some of the items of something that answers for all of them at no cost."""
+
+    def __init__(self, whole: Scorer, rows: np.ndarray) -> None:
+        self.grid, self._whole, self._rows = whole.grid, whole, rows
+        super().__init__()
+
+    def measure(self, masks: np.ndarray, count: bool = True) -> Measurements:
+        """Score masks; see the subclasses of `Scorer`."""
+        whole = self._whole.measure(masks, count=False)
+        if count:
+            self._count(len(whole.masks))
+        rows = self._rows
+        return replace(
+            whole,
+            scores={name: values[:, rows] for name, values in whole.scores.items()},
+            intact={name: values[:, rows] for name, values in whole.intact.items()},
+            facts=whole.facts[rows],
+        )

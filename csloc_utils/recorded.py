@@ -18,9 +18,9 @@ import numpy as np
 
 from csloc_utils.designs import as_generator, check_count
 from csloc_utils.errors import InputError
-from csloc_utils.gradients import Slopes
+from csloc_utils.gradients import Slopes, slope_point
 from csloc_utils.heads import HeadGrid
-from csloc_utils.measure import Evaluator, slope_point
+from csloc_utils.measure import Evaluator
 from csloc_utils.measurements import Measurements, Scorer
 from csloc_utils.tasks import data_path
 

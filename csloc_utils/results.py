@@ -118,6 +118,8 @@ def locate_report(
     }
     if result and result.method == "screened":
         report["contrast"] = args.contrast
+    if result and result.method == "race":
+        report["settled"] = result.extra["race"].settled
     if result and result.method == "paper":
         report |= {"design": result.extra["design"], "mask_size": result.extra["size"]}
         report["never_ablated"] = [str(head) for head in result.extra["never_ablated"]]

@@ -27,7 +27,7 @@ from csloc_utils.recovery import HeadLasso
 if TYPE_CHECKING:
     from csloc_utils.measure import Evaluator, Measurements
 
-METHODS = ("screened", "paper", "sweep", "greedy")
+METHODS = ("screened", "paper", "sweep", "race", "greedy")
 DESIGNS = ("stratified", "bernoulli")
 
 # Share of the heads in a mask when no size is given: the example of the paper's code.
@@ -41,7 +41,7 @@ class SearchResult:
     Attributes
     ----------
     method : str
-        ``"sweep"``, ``"greedy"``, ``"paper"`` or ``"screened"``.
+        ``"sweep"``, ``"race"``, ``"greedy"``, ``"paper"`` or ``"screened"``.
     heads : list of Head
         Most important first. All heads for a sweep; the chosen ``k`` otherwise. Greedy's order is
         the order of choice.
@@ -78,6 +78,7 @@ def cost(method: str, n_heads: int, k: int) -> int:
         "sweep": n_heads,
         "greedy": k * n_heads - k * (k - 1) // 2,
         "paper": 2,
+        "race": 1,  # at least, and less than a sweep; items decide
         "screened": 4 * k,  # a backward pass and one candidate a round
     }
     return 1 + masks[method]
@@ -98,7 +99,8 @@ def check(
     Parameters are those of the searches; `n_heads` is the number of heads in the model, `n_tasks`
     the number of tasks on which every mask is measured.
     """
-    needed = n_tasks * cost(method, n_heads, check_count("k", k, high=n_heads))
+    highest = n_heads - (method == "race")  # a race of all for all places is none
+    needed = n_tasks * cost(method, n_heads, check_count("k", k, high=highest))
     if method == "paper":
         _paper_masks(n_heads, k, budget, size, design, seed)
     else:

@@ -109,6 +109,18 @@ def test_locate(run, tmp_path, options, evaluations, n_heads):
     assert report["heads"][0]["head"] in text
 
 
+def test_a_race_says_whether_it_is_settled(run, tmp_path):
+    out = tmp_path / "out.json"
+    line = f"{LOCATE} --method race --k 1 --random 5 --json {out} "
+    status, text, _ = run(line + "--tolerance 100")
+    report = json.loads(out.read_text())
+    assert status == 0 and "settled: the first 1" in text and "not settled" not in text
+    assert report["evaluations"]["equivalents"] < 13 and report["settled"] is True
+    status, text, _ = run(line + "--confidence 0.9999999")
+    assert status == 0 and "not settled" in text
+    assert json.loads(out.read_text())["settled"] is False
+
+
 def test_locate_twice_gives_the_same_and_measures_nothing_again(run, tmp_path, monkeypatch):
     line = f"{LOCATE} --method sweep --random 5 --json {tmp_path / 'out.json'}"
     run(line)
@@ -185,6 +197,10 @@ BAD = [
     ("locate --model model --task shown.jsonl --budget 20", "takes at least 21"),
     ("locate --model model --task shown.jsonl --method paper --contrast text", "--contrast"),
     ("locate --model model --task shown.jsonl --contrast shown.jsonl", "the task itself"),
+    ("locate --model model --task shown.jsonl --confidence 0.9", "are for a race"),
+    ("locate --model model --task shown.jsonl --method race --confidence 2", "between 0 and 1"),
+    ("locate --model model --task shown.jsonl --method race --tolerance -1", "0 or more"),
+    ("locate --model model --task shown.jsonl --method race --k 12", "from 1 to 11"),
     ("locate --model model --task shown.jsonl --seed -1", "seed"),
     ("locate --model model --task shown.jsonl --items 0", "items"),
     ("locate --model model --task shown.jsonl --items 21", "21"),

@@ -198,7 +198,7 @@ def test_cost():
         (lambda e: search.paper(e, 2, 50, design="latin"), "stratified, bernoulli"),
         (lambda e: search.paper(e, 2, 50, seed=-1), "seed is -1"),
         (lambda e: search.paper(e, 2, 50, score="bleu"), "unknown score"),
-        (lambda e: search.cost("magic", 10, 1), "paper, sweep, greedy"),
+        (lambda e: search.cost("magic", 10, 1), "sweep, race, greedy"),
     ],
 )
 def test_bad_input_measures_nothing(call, says):
