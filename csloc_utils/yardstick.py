@@ -2,8 +2,9 @@
 
 A *case* is a task, a seed and a method with a budget; its record holds the heads it named and the
 damage they do to every held-out item of the task. Damage is the drop in log-probability. A method's
-*share* is its damage over that of greedy search, the mean over seeds, clipped at 1 on every task. A
-task counts only if greedy's heads do more damage than every one of the recorded random sets.
+*share* is its damage over that of greedy search, both the mean over their seeds, clipped at 1 on
+every task. A task counts only if greedy's heads do more damage than every one of the recorded
+random sets.
 """
 
 from __future__ import annotations
@@ -43,8 +44,14 @@ def read_cases(path: str | Path, model: str | None = None) -> list[dict[str, Any
 def counted(rows: list[dict[str, Any]]) -> list[str]:
     """Names of the tasks that count: greedy's heads do more damage than every random set."""
     bands = {r["task"]: max(r["mean_drops"]) for r in rows if r["method"] == "random"}
-    damage = {r["task"]: np.mean(r["drops"]["logprob"]) for r in rows if r["method"] == "greedy"}
-    return [task for task in damage if task in bands and damage[task] > bands[task]]
+    tasks = dict.fromkeys(r["task"] for r in rows if r["method"] == "greedy")
+    return [t for t in tasks if t in bands and _drops(rows, t, "greedy").mean() > bands[t]]
+
+
+def _drops(rows: list[dict[str, Any]], task: str, method: str, budget: Any = None) -> np.ndarray:
+    """Return the damage to every held-out item ``(n_items,)``, the mean over seeds."""
+    here = [r for r in rows if (r["task"], r["method"]) == (task, method)]
+    return np.mean([r["drops"]["logprob"] for r in here if budget in (None, r["budget"])], axis=0)
 
 
 def _weights(rows: list[dict[str, Any]], task: str) -> np.ndarray:
@@ -69,13 +76,10 @@ def shares(rows: list[dict[str, Any]]) -> dict[tuple[str, int], pd.DataFrame]:
     for task in counted(rows):
         weights = _weights(rows, task)
         here = [r for r in rows if r["task"] == task and r["method"] != "random"]
-        (reference,) = (r for r in here if r["method"] == "greedy")
-        greedy = weights @ np.array(reference["drops"]["logprob"])
+        greedy = weights @ _drops(rows, task, "greedy")
         for key in sorted({(r["method"], r["budget"]) for r in here}):
-            drops = np.mean(
-                [r["drops"]["logprob"] for r in here if (r["method"], r["budget"]) == key], axis=0
-            )
-            result.setdefault(key, {})[task] = np.minimum(weights @ drops / greedy, 1)
+            damage = weights @ _drops(rows, task, *key)
+            result.setdefault(key, {})[task] = np.minimum(damage / greedy, 1)
     return {key: pd.DataFrame(columns) for key, columns in result.items()}
 
 

@@ -53,7 +53,7 @@ def guesses(evaluator: Any, off: np.ndarray, seed: int) -> dict[str, list[np.nda
     made = {f"slope at {s:g}": [slopes] for s, slopes in at.items()}
     made["margin's slope at 1"] = [evaluator.slopes(off, 1.0, "margin").effects[0]]
     made["mean of slopes at 1 and 0.75"] = [(at[1.0] + at[0.75]) / 2]
-    made["slopes at 1 and 0.75, in turn"] = [at[1.0], at[0.75]]
+    made["slopes at 1 and 0.75, both every round"] = [at[1.0], at[0.75]]
     made["slopes under three random masks"] = [np.nan_to_num(np.nanmean(under, axis=0), nan=np.inf)]
     return made
 

@@ -51,6 +51,13 @@ def test_share_is_clipped_on_every_task_and_averaged_over_seeds_first():
     assert table.loc["ours", "recall"] == pytest.approx(0.5)
 
 
+def test_greedy_is_averaged_over_its_seeds_too():
+    rows = [*ROWS, case("b", "greedy", 3.0, 1341, seed=1)]
+    table = yardstick.tabulate(rows).set_index("method")
+    assert table.loc["ours", "share"] == pytest.approx((1 + 1.2 / 2.5) / 2)
+    assert table.loc["greedy", "share"] == 1
+
+
 def test_intervals_come_from_the_facts():
     rows = [dict(r) for r in ROWS]
     rows[6] = case("a", "ours", 2.0)
