@@ -36,6 +36,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         args = _parser().parse_args(argv)
         args.command_line = shlex.join(["csloc", *argv])
+        if getattr(args, "data_dir", None):
+            os.environ["CSLOC_DATA"] = args.data_dir
         return args.run(args) or 0
     except GateError as error:
         print(f"csloc: {' '.join(str(error).split())}", file=sys.stderr)
@@ -80,6 +82,7 @@ def _parser() -> argparse.ArgumentParser:
     common = argparse.ArgumentParser(add_help=False)
     add = common.add_argument
     add("--model", default="smollm2-135m-q4", help="name, hub id, folder or .gguf file")
+    add("--data-dir", metavar="DIR", help="folder of JSON Lines that benchmarks are read from")
     add("--seed", type=int, help="seed of splits, samples and masks")
     add("--dtype", default="auto", help="auto, float32, bfloat16 or float16")
     add("--device", default="auto", help="a torch device (default: a GPU if there is one)")
@@ -92,7 +95,7 @@ def _parser() -> argparse.ArgumentParser:
         "locate", parents=[common, debug], help="find the heads of a capability and check them"
     )
     add = locate.add_argument
-    add("--task", required=True, help="built-in task, or a .jsonl file")
+    add("--task", required=True, help="built-in task, benchmark, or a .jsonl file")
     add("--items", type=int, metavar="N", help=f"locate on N drawn items (default {LOCATE_ITEMS})")
     add(
         "--method",
@@ -118,7 +121,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     add = plans.add_argument
     add("--model", default="smollm2-135m-q4", help="name, hub id, folder or .gguf file")
-    add("--task", required=True, help="built-in task, or a .jsonl file")
+    add("--task", required=True, help="built-in task, benchmark, or a .jsonl file")
     add("--items", type=int, metavar="N", help=f"locate items (default {LOCATE_ITEMS})")
     add("--k", type=int, default=5, help="heads to find (default 5)")
     add("--confidence", type=float, default=0.9, help="for telling two heads apart (default 0.9)")

@@ -36,10 +36,13 @@ def models(args: argparse.Namespace) -> None:
 
 def tasks(args: argparse.Namespace) -> None:
     """List the built-in tasks."""
-    from csloc_utils.tasks import list_tasks
+    from csloc_utils.tasks import BENCHMARKS, list_tasks
 
     rows = [(t.name, t.scoring, len(t.locate), len(t.verify), t.capability) for t in list_tasks()]
     print_table(("task", "scoring", "locate", "verify", "capability"), rows)
+    print("\nPublic benchmarks, from the hub or from a folder (--data-dir):")
+    rows = [(b.name, b.capability, b.scored) for b in BENCHMARKS.values()]
+    print_table(("benchmark", "capability", "usually scored by"), rows)
     print("\nA .jsonl file of your own works as well: see the book's page on running.")
 
 

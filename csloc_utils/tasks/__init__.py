@@ -7,11 +7,13 @@ import os
 from pathlib import Path
 
 from csloc_utils.errors import InputError
+from csloc_utils.tasks.benchmarks import BENCHMARKS, load_benchmark
 from csloc_utils.tasks.builtin import BUILTIN, CONTROLS, OWN_CONTROLS
 from csloc_utils.tasks.files import data_path, read_task
 from csloc_utils.tasks.items import SCORINGS, SPLITS, Item, Task
 
 __all__ = [
+    "BENCHMARKS",
     "BUILTIN",
     "SCORINGS",
     "SPLITS",
@@ -20,18 +22,21 @@ __all__ = [
     "controls_for",
     "data_path",
     "list_tasks",
+    "load_benchmark",
     "load_task",
     "read_task",
 ]
 
 
 def load_task(name_or_path: str | Path, seed: int | None = None) -> Task:
-    """Load a built-in task, or one of your own from a JSON Lines file.
+    """Load a built-in task, a benchmark, or a task of your own from a JSON Lines file.
 
     Parameters
     ----------
     name_or_path : str or Path
-        A name in `BUILTIN`, or a path (see `csloc_utils.tasks.files.read_task` for the format).
+        A name in `BUILTIN` or `BENCHMARKS` (with subjects or a variant behind a colon, see
+        `csloc_utils.tasks.benchmarks.load_benchmark`), or a path (see
+        `csloc_utils.tasks.files.read_task` for the format).
     seed : int, optional
         Seed of the split, of the few-shot examples and of samples of items. Default: 0, or the
         seed in a file's header.
@@ -52,14 +57,17 @@ def load_task(name_or_path: str | Path, seed: int | None = None) -> Task:
     name = str(name_or_path)
     if name in BUILTIN and isinstance(name_or_path, str):
         return BUILTIN[name](0 if seed is None else seed)
+    if name.partition(":")[0] in BENCHMARKS and isinstance(name_or_path, str):
+        return load_benchmark(name, seed=0 if seed is None else seed)
     separators = (os.sep, os.altsep or os.sep)
     is_path = isinstance(name_or_path, Path) or any(s in name for s in separators)
     if is_path or name.endswith((".jsonl", ".json")) or (name and os.path.exists(name)):
         return read_task(name_or_path, seed)
-    close = difflib.get_close_matches(name, BUILTIN, n=1)
+    close = difflib.get_close_matches(name, [*BUILTIN, *BENCHMARKS], n=1)
     hint = f"did you mean {close[0]!r}? " if close else ""
     raise InputError(
-        f"unknown task {name!r}: {hint}use {', '.join(BUILTIN)}, or the path of a .jsonl file"
+        f"unknown task {name!r}: {hint}use {', '.join(BUILTIN)}, a benchmark "
+        f"({', '.join(BENCHMARKS)}), or the path of a .jsonl file"
     )
 
 

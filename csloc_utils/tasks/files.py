@@ -84,7 +84,7 @@ def read_task(path: str | Path, seed: int | None = None, source: str | None = No
     items: list[Item] = []
     lines: list[int] = []
     splits: list[str | None] = []
-    for number, record in _records(path):
+    for number, record in records(path):
         where = f"{path}:{number}"
         if isinstance(record.get("task"), dict) and "prompt" not in record:
             if items or header:
@@ -147,7 +147,7 @@ def few_shot(examples: Sequence[Item], delimiter: str = " ") -> str:
     return "".join(join(item.prompt, item.right[0], delimiter) + "\n" for item in examples)
 
 
-def _records(path: Path) -> list[tuple[int, dict]]:
+def records(path: Path) -> list[tuple[int, dict]]:
     """Numbered JSON objects of a file, or what is wrong with it."""
     try:
         raw = path.read_bytes()
