@@ -4,7 +4,7 @@
 SHELL := bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DELETE_ON_ERROR:
-.PHONY: help setup book book-full bubblewrap test test-long bench-search bench-search-run record lint format clean distclean
+.PHONY: help setup book book-full bubblewrap test test-long bench-search bench-search-run bench-generation record lint format clean distclean
 
 PYTHON ?= python3
 VENV := .venv
@@ -23,6 +23,7 @@ help:
 	@echo "make test-long  the tests that take longer"
 	@echo "make bench-search      table and figure of all searches, from what is recorded"
 	@echo "make bench-search-run  measure what the table lacks (hours; can be killed and rerun)"
+	@echo "make bench-generation  speed of writing under many masks, beside plain transformers"
 	@echo "make record     measure what the chapters look up (hours; can be killed and rerun)"
 	@echo "make format     format code and notebooks"
 	@echo "make clean      remove _build and caches;  make distclean  removes .venv as well"
@@ -77,6 +78,9 @@ bench-search-run: setup
 	@$(PY) tests/benchmarks/search.py run
 	@$(PY) tests/benchmarks/search.py run --simulated 270
 	@$(PY) tests/benchmarks/search.py run --simulated 1024
+
+bench-generation: setup
+	@$(PY) tests/benchmarks/generation.py
 
 record: setup
 	@$(PY) tests/benchmarks/record.py multiplication capitals copying addition repeat-left knowledge

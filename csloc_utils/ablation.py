@@ -11,7 +11,6 @@ multiplied (``inf * 0`` is NaN), with
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -168,58 +167,6 @@ def forward(
         if keep_cache:
             grown = output[model.cache_argument].save()
     return Forward(logits, grown, seen, entered)
-
-
-def generate(
-    model: Any,
-    prompts: Sequence[str],
-    masks: np.ndarray | None = None,
-    ablation: Ablation | None = None,
-    max_new_tokens: int = 20,
-) -> list[str]:
-    """Continue prompts greedily, each with its own heads off at every step.
-
-    Parameters
-    ----------
-    model : HeadModel
-    prompts : sequence of str
-    masks : bool array, shape (n_prompts, n_heads) or (n_heads,), optional
-        True = ablated; a single mask holds for all prompts.
-    ablation : Ablation, optional
-        Zero or mean ablation.
-    max_new_tokens : int
-
-    Returns
-    -------
-    list of str
-        The continuations, without the prompts and special tokens.
-    """
-    if isinstance(prompts, str) or not len(prompts):
-        raise InputError("give a list of one or more prompts")
-    tokenizer, ablation = model.tokenizer, ablation or Ablation()
-    batch = tokenizer(list(prompts), return_tensors="pt", padding=True, padding_side="left")
-    batch = {k: batch[k].to(model.device) for k in ("input_ids", "attention_mask")}
-    rows = len(prompts)
-    if masks is None:
-        masks = np.zeros((rows, model.grid.size), bool)
-    elif np.ndim(masks) == 1:
-        masks = np.repeat(np.asarray(masks)[None], rows, axis=0)
-    off = _widen(model, masks, rows)
-    edited = [layer for layer in range(model.grid.n_layers) if off[:, layer].any()]
-    # `edit` applies at the prefill and at every later step; a plain trace edits the prefill alone.
-    with model.nn.edit() as (tracer, editor):
-        for _ in tracer.iter[:]:
-            for layer in edited:
-                projection = model.projections[layer]
-                projection.input = _fill(projection.input, off[:, layer], ablation, layer)
-    options = dict(do_sample=False, max_new_tokens=max_new_tokens)
-    with torch.no_grad(), warnings.catch_warnings():
-        # The open loop above ends with the text, by design; nnsight warns of it all the same.
-        warnings.filterwarnings("ignore", message=".*was never reached")
-        ids = (editor if edited else model.hf).generate(
-            **batch, **options, pad_token_id=tokenizer.pad_token_id
-        )
-    return tokenizer.batch_decode(ids[:, batch["input_ids"].shape[1] :], skip_special_tokens=True)
 
 
 def _widen(model: Any, masks: torch.Tensor | np.ndarray | None, rows: int) -> torch.Tensor | None:

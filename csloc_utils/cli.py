@@ -86,6 +86,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--seed", type=int, help="seed of splits, samples and masks")
     add("--dtype", default="auto", help="auto, float32, bfloat16 or float16")
     add("--device", default="auto", help="a torch device (default: a GPU if there is one)")
+    add("--device-map", help="auto: spread the layers over all GPUs and the memory")
     add("--ablation", default="zero", help="zero, mean or resample")
     add("--store", metavar="FILE", help="where measurements are kept (default: the user's cache)")
     add("--json", metavar="FILE", type=Path, help="write the result to FILE as well")
@@ -112,7 +113,21 @@ def _parser() -> argparse.ArgumentParser:
     add("--tolerance", type=float, help="difference that does not matter to a race (default 0)")
     add("--score", default="logprob", help="score whose loss is sought: logprob or accuracy")
     add("--controls", metavar="A,B", help="control tasks, or none (default: by task)")
-    add("--random", type=int, default=100, metavar="N", help="random head sets (default 100)")
+    add("--random", type=int, metavar="N", help="random head sets (default 100; written: 10)")
+    add(
+        "--verify-items", type=int, metavar="N", help="verify on N drawn items (default 200 or all)"
+    )
+    add(
+        "--written",
+        action=argparse.BooleanOptionalAction,
+        help="judge answers that the model writes (default for gsm8k, mbpp, humaneval, swearing)",
+    )
+    add("--max-new-tokens", type=int, metavar="N", help="longest written answer")
+    add(
+        "--allow-code-execution",
+        action="store_true",
+        help="run written programs in a sandbox (mbpp, humaneval)",
+    )
     add("--no-verify", action="store_true", help="locate only")
     locate.set_defaults(run=commands.locate)
 

@@ -77,10 +77,12 @@ def print_verification(verification: Any) -> None:
     print_table(columns, rows)
     for score, interval in (verification.specific or {}).items():
         print(f"specific damage, {score}: {interval}")
-    print("\neach head, drop in log-probability on the same items [95 %]")
+    score = next(iter(verification.target.drops))  # written answers have no log-probability
+    name = {"logprob": "log-probability"}.get(score, score)
+    print(f"\neach head, drop in {name} on the same items [95 %]")
     heads = [(h.head, h.single, h.given_others) for h in verification.each]
     print_table(("head", "off alone", "off beside the others"), heads)
-    drop = verification.target.drops["logprob"]
+    drop = verification.target.drops[score]
     if drop.low <= 0:
         print("no head found: on held-out items the loss of these heads costs nothing for certain")
 

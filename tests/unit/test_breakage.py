@@ -15,9 +15,10 @@ from tokenizers import models as token_models
 
 import shown
 import tiny
-from csloc_utils import cli, sources
+from csloc_utils import cli, commands, sources
 from csloc_utils.errors import GateError, InputError
 from csloc_utils.gate import check_capability
+from csloc_utils.generation import generate
 from csloc_utils.heads import Head
 from csloc_utils.measure import Evaluator
 from csloc_utils.models import HeadModel, load_model
@@ -321,7 +322,7 @@ def test_the_result_is_kept_when_the_terminal_is_gone(folder, monkeypatch):
     def broken(*args):
         raise BrokenPipeError
 
-    monkeypatch.setattr(cli, "print_search", broken)
+    monkeypatch.setattr(commands, "print_search", broken)
     monkeypatch.setattr(cli.os, "dup2", lambda *args: None)
     monkeypatch.setattr(cli.sys.stdout, "fileno", lambda: 1, raising=False)
     assert cli.main((LOCATE + "--json out.json").split()) == 141
@@ -367,10 +368,8 @@ MISUSE = {
     ),
     "model None": lambda m, t: load_model(None),
     "no tokenizer": lambda m, t: HeadModel(copy.deepcopy(tiny.hf_model("llama")), None),
-    "one prompt": lambda m, t: __import__("csloc_utils.ablation", fromlist=["x"]).generate(
-        m, "1 2"
-    ),
-    "no prompt": lambda m, t: __import__("csloc_utils.ablation", fromlist=["x"]).generate(m, []),
+    "one prompt": lambda m, t: generate(m, "1 2", m.grid.single_masks()),
+    "no prompt": lambda m, t: generate(m, [], m.grid.single_masks()),
 }
 
 

@@ -2,24 +2,26 @@
 
 import copy
 import importlib.metadata
+from types import SimpleNamespace
 
 import pytest
 import torch
 import transformers
 
 import tiny
-from csloc_utils import sources
+from csloc_utils import devices, sources
 from csloc_utils.checks import try_masks
+from csloc_utils.devices import fast_dtype
 from csloc_utils.errors import InputError
 from csloc_utils.heads import Head
 from csloc_utils.models import (
     HeadModel,
     check_config,
-    fast_dtype,
     find_projections,
     load_model,
     load_tokenizer,
 )
+from csloc_utils.sources import find_source
 
 
 @pytest.mark.parametrize("name", tiny.ARCHITECTURES)
@@ -182,3 +184,36 @@ def test_bad_dtype_and_device_before_anything_loads():
 
 def test_fast_dtype_is_one_the_cpu_can_do():
     assert fast_dtype("cpu") in (torch.float32, torch.bfloat16)
+
+
+def test_weights_that_do_not_fit_are_refused_before_they_are_loaded(monkeypatch):
+    config = tiny.hf_model("llama").config
+    parameters = sum(p.numel() for p in tiny.hf_model("llama").parameters())
+    memory = SimpleNamespace(available=3 * parameters)
+    monkeypatch.setattr(devices.psutil, "virtual_memory", lambda: memory)
+    cpu = torch.device("cpu")
+    devices.check_memory(config, torch.bfloat16, cpu)
+    with pytest.raises(InputError, match="billion parameters.*--dtype bfloat16"):
+        devices.check_memory(config, torch.float32, cpu, name="tiny")
+    memory.available = parameters
+    with pytest.raises(InputError, match="a smaller model") as error:
+        devices.check_memory(config, torch.float32, cpu)
+    assert "bfloat16" not in str(error.value)
+
+
+def test_a_model_may_be_spread_over_devices(tmp_path):
+    tiny.hf_model("llama").save_pretrained(tmp_path)
+    tiny.tokenizer().save_pretrained(tmp_path)
+    spread = load_model(tmp_path, dtype="float32", device_map="auto")
+    assert spread.fingerprint == load_model(tmp_path, dtype="float32").fingerprint
+    with pytest.raises(InputError, match="unknown device map"):
+        load_model(tmp_path, device_map="balanced")
+
+
+def test_a_known_name_is_found_in_a_folder_of_models(tmp_path, monkeypatch):
+    assert find_source("qwen3-0.6b").location == "Qwen/Qwen3-0.6B"
+    monkeypatch.setenv("CSLOC_MODELS", str(tmp_path))
+    assert find_source("qwen3-0.6b").location == "Qwen/Qwen3-0.6B"
+    tiny.hf_model("llama").save_pretrained(tmp_path / "qwen3-0.6b")
+    source = find_source("qwen3-0.6b")
+    assert (source.name, source.location) == ("qwen3-0.6b", str(tmp_path / "qwen3-0.6b"))
