@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
 
-from csloc_utils import commands
+from csloc_utils import commands, locating
 from csloc_utils.commands import LOCATE_ITEMS, PAPER_BUDGET
 from csloc_utils.errors import GateError, InputError
 
@@ -96,7 +96,7 @@ def _parser() -> argparse.ArgumentParser:
         "locate", parents=[common, debug], help="find the heads of a capability and check them"
     )
     add = locate.add_argument
-    add("--task", required=True, help="built-in task, benchmark, or a .jsonl file")
+    add("--task", required=True, help="built-in task, benchmark, .jsonl file, or lm-eval:NAME")
     add("--items", type=int, metavar="N", help=f"locate on N drawn items (default {LOCATE_ITEMS})")
     add(
         "--method",
@@ -122,6 +122,7 @@ def _parser() -> argparse.ArgumentParser:
         action=argparse.BooleanOptionalAction,
         help="judge answers that the model writes (default for gsm8k, mbpp, humaneval, swearing)",
     )
+    add("--include-path", metavar="DIR", help="folder with task files for lm-eval:NAME")
     add("--max-new-tokens", type=int, metavar="N", help="longest written answer")
     add(
         "--allow-code-execution",
@@ -129,14 +130,14 @@ def _parser() -> argparse.ArgumentParser:
         help="run written programs in a sandbox (mbpp, humaneval)",
     )
     add("--no-verify", action="store_true", help="locate only")
-    locate.set_defaults(run=commands.locate)
+    locate.set_defaults(run=locating.locate)
 
     plans = kinds.add_parser(
         "plan", parents=[debug], help="say what a search will cost before anything runs"
     )
     add = plans.add_argument
     add("--model", default="smollm2-135m-q4", help="name, hub id, folder or .gguf file")
-    add("--task", required=True, help="built-in task, benchmark, or a .jsonl file")
+    add("--task", required=True, help="built-in task, benchmark, .jsonl file, or lm-eval:NAME")
     add("--items", type=int, metavar="N", help=f"locate items (default {LOCATE_ITEMS})")
     add("--k", type=int, default=5, help="heads to find (default 5)")
     add("--confidence", type=float, default=0.9, help="for telling two heads apart (default 0.9)")

@@ -52,11 +52,14 @@ class Gate:
         """Return the gate, or raise `GateError` if the model does not show the capability."""
         if self.passed:
             return self
+        found = f"accuracy is {self.accuracy:.2f} (above chance by {self.above_chance})"
+        if self.above_permuted is not self.above_chance:
+            found += (
+                f" and its own answers lie {self.above_permuted} nats above other items' answers"
+            )
         raise GateError(
             f"the model does not show this capability: on {self.n_items} items of {self.task} its "
-            f"accuracy is {self.accuracy:.2f} (above chance by {self.above_chance}) and its "
-            f"own answers lie {self.above_permuted} nats above other items' answers; "
-            "nothing is claimed about its heads"
+            f"{found}; nothing is claimed about its heads"
         )
 
     def to_dict(self) -> dict[str, Any]:
@@ -120,6 +123,17 @@ def check_capability(
         bootstrap([(own["logprob"] - other["logprob"], facts)], **settings),
         len(compared),
     )
+
+
+def above_chance(evaluator: Any, chance: float, confidence: float = 0.95, seed: int = 0) -> Gate:
+    """Compare intact accuracy with blind guessing alone, where answers cannot be exchanged.
+
+    Both intervals of the gate are then the same one.
+    """
+    accuracy = evaluator.baseline["accuracy"]
+    above = bootstrap([(accuracy - chance, evaluator.facts)], confidence=confidence, seed=seed)
+    n_items = len(evaluator.facts)
+    return Gate(evaluator.task.name, float(accuracy.mean()), chance, above, above, n_items)
 
 
 def _donors(evaluator: Evaluator) -> np.ndarray:

@@ -15,7 +15,7 @@ from tokenizers import models as token_models
 
 import shown
 import tiny
-from csloc_utils import cli, commands, sources
+from csloc_utils import cli, locating, sources
 from csloc_utils.errors import GateError, InputError
 from csloc_utils.gate import check_capability
 from csloc_utils.generation import generate
@@ -322,7 +322,7 @@ def test_the_result_is_kept_when_the_terminal_is_gone(folder, monkeypatch):
     def broken(*args):
         raise BrokenPipeError
 
-    monkeypatch.setattr(commands, "print_search", broken)
+    monkeypatch.setattr(locating, "print_search", broken)
     monkeypatch.setattr(cli.os, "dup2", lambda *args: None)
     monkeypatch.setattr(cli.sys.stdout, "fileno", lambda: 1, raising=False)
     assert cli.main((LOCATE + "--json out.json").split()) == 141
