@@ -338,7 +338,8 @@ def _draw(design: str, n_masks: int, n_heads: int, size: int, seed: int) -> np.n
 
 def _worst_first(measured: Measurements, score: str) -> np.ndarray:
     """Rows by effect, most negative first; ties by log-probability, then in the order given."""
-    return np.lexsort((measured.effects("logprob"), measured.effects(score)))
+    tie = "logprob" if "logprob" in measured.scores else score
+    return np.lexsort((measured.effects(tie), measured.effects(score)))
 
 
 def _aliases(masks: np.ndarray, head: int) -> np.ndarray:
