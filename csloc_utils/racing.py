@@ -113,14 +113,9 @@ def race(
     differences of facts. The level of each is ``1 - confidence`` over ``k (n_candidates - k)``
     pairs, in which a wrong order could change the first ``k``, and over the looks (Bonferroni). One
     that is worse than enough others is in, one that is better than enough others is out: a
-    selection race [1]_, with t intervals in the place of Hoeffding's or Bernstein's bounds, since
-    log-probabilities are not bounded. With strongly skewed items the t test needs several facts;
-    nothing is decided before there are eight.
-
-    References
-    ----------
-    .. [1] Heidrich-Meisner and Igel (2009), Hoeffding and Bernstein races for selecting policies
-       in evolutionary direct policy search.
+    selection race (Heidrich-Meisner and Igel 2009), with t intervals in the place of Hoeffding's or
+    Bernstein's bounds, since log-probabilities are not bounded. With strongly skewed items the t
+    test needs several facts; nothing is decided before there are eight.
     """
     masks = evaluator.grid.check_masks(masks)
     k = check_count("k", k, high=len(masks) - 1)
