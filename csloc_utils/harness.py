@@ -16,10 +16,8 @@ from __future__ import annotations
 import copy
 import hashlib
 import json
-import platform
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import datetime, timezone
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -219,21 +217,13 @@ class HarnessEvaluator(Scorer):
     @property
     def provenance(self) -> dict[str, Any]:
         """Where the numbers come from, JSON-ready."""
-        return {
-            "model": {"name": self.model.name, **self.model.fingerprint},
-            "task": self.task.name,
-            "split": self.split,
-            "n_items": len(self.items),
-            "seed": self.task.seed,
-            "ablation": self.ablation,
-            "items": self._key["docs"],
-            "harness": self._key["lm_eval"],
-            "version": self._key["version"],
-            "num_fewshot": self._harness.get_config("num_fewshot"),
-            "batch_size": self.batch_size,
-            "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-            "platform": platform.platform(),
-        }
+        return self._about(
+            self._key["docs"],
+            harness=self._key["lm_eval"],
+            version=self._key["version"],
+            num_fewshot=self._harness.get_config("num_fewshot"),
+            batch_size=self.batch_size,
+        )
 
     def _restrict(self, doc_ids: Sequence[int]) -> None:
         """Fix the documents, and learn from a run without the model what comes of them."""

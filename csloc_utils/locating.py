@@ -49,7 +49,6 @@ def locate(args: argparse.Namespace) -> None:
     from csloc_utils.measure import Evaluator
     from csloc_utils.racing import check_race
     from csloc_utils.results import locate_report, write_json
-    from csloc_utils.verify import verify
 
     n_tasks = 1 + len(contrast)
     shape = (args.budget, args.size, args.design, seed, n_tasks)
@@ -85,6 +84,23 @@ def locate(args: argparse.Namespace) -> None:
     others = [
         Evaluator(model, t, "locate", min(n_items, len(t.locate)), **options) for t in contrast
     ]
+    spared = {n: Evaluator(model, t, "verify", **options) for n, t in controls.items()}
+    _find_and_verify(args, evaluator, judge, gate, others, spared, seed)
+
+
+def _find_and_verify(
+    args: argparse.Namespace,
+    evaluator: Any,
+    judge: Any,
+    gate: Any,
+    others: list,
+    controls: dict,
+    seed: int,
+) -> None:
+    """Search on one evaluator and verify on the other, with the result on disk after each."""
+    from csloc_utils.results import locate_report, write_json
+    from csloc_utils.verify import verify
+
     result = _search(args, evaluator, seed, others)
     if args.json:  # at once: nothing that follows can lose it
         write_json(args.json, locate_report(args, evaluator, gate, result))
@@ -93,7 +109,7 @@ def locate(args: argparse.Namespace) -> None:
         verification = verify(
             judge,
             result.found,
-            {n: Evaluator(model, t, "verify", **options) for n, t in controls.items()},
+            controls,
             n_random=args.random,
             n_random_control=min(10, args.random),
             seed=seed,
@@ -123,8 +139,6 @@ def _locate_harness(args: argparse.Namespace) -> None:
     from csloc_utils import search
     from csloc_utils.gate import above_chance
     from csloc_utils.measure import Evaluator
-    from csloc_utils.results import locate_report, write_json
-    from csloc_utils.verify import verify
 
     args.design, args.budget = args.design or "stratified", args.budget or PAPER_BUDGET
     args.random = 10 if args.random is None else args.random
@@ -150,17 +164,9 @@ def _locate_harness(args: argparse.Namespace) -> None:
         args.score = "accuracy"
     print(f"{model}\n{evaluator.task.name}: {len(evaluator.items)} locate items")
     gate = above_chance(evaluator, evaluator.task.chance or 0.0).require()
-    result = _search(args, evaluator, seed, [])
-    if args.json:
-        write_json(args.json, locate_report(args, evaluator, gate, result))
-    print_search(result, evaluator)
-    if not args.no_verify:
-        options = dict(store=store, progress=progress)
-        others = {n: Evaluator(model, t, "verify", **options) for n, t in controls.items()}
-        checked = verify(judge, result.found, others, args.random, min(10, args.random), seed)
-        if args.json:
-            write_json(args.json, locate_report(args, evaluator, gate, result, checked))
-        print_verification(checked)
+    options = dict(store=store, progress=progress)
+    spared = {n: Evaluator(model, t, "verify", **options) for n, t in controls.items()}
+    _find_and_verify(args, evaluator, judge, gate, [], spared, seed)
 
 
 def _check_locate(args: argparse.Namespace, task: Any, controls: dict, contrast: list) -> None:

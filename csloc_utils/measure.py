@@ -8,9 +8,7 @@ product's last digits depend on its shape; the intact baseline is measured in th
 
 from __future__ import annotations
 
-import platform
 from collections.abc import Mapping
-from datetime import datetime, timezone
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -351,17 +349,7 @@ class Evaluator(Scorer):
     @property
     def provenance(self) -> dict[str, Any]:
         """Where the numbers come from, JSON-ready."""
-        return {
-            "model": {"name": self.model.name, **self.model.fingerprint},
-            "task": self.task.name,
-            "split": self.split,
-            "n_items": len(self.items),
-            "seed": self.task.seed,
-            "ablation": self.ablation,
-            "items": self._encoded.fingerprint,
-            "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-            "platform": platform.platform(),
-        }
+        return self._about(self._encoded.fingerprint)
 
     def _key(self) -> Mapping[str, object]:
         key: dict[str, object] = {"model": self.model.fingerprint, "scores": self.scores}

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import platform
 from dataclasses import dataclass, field, replace
+from datetime import datetime, timezone
 from functools import cached_property
 from typing import Any
 
@@ -127,6 +129,21 @@ class Scorer:
     def part(self, rows: np.ndarray) -> Scorer:
         """Return what scores masks on these of the items only, and counts by itself."""
         return _Part(self, rows)
+
+    def _about(self, items: str, **more: Any) -> dict[str, Any]:
+        """Where the scores of a model come from, JSON-ready; `items` is their fingerprint."""
+        return {
+            "model": {"name": self.model.name, **self.model.fingerprint},
+            "task": self.task.name,
+            "split": self.split,
+            "n_items": len(self.items),
+            "seed": self.task.seed,
+            "ablation": self.ablation,
+            "items": items,
+            "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+            "platform": platform.platform(),
+            **more,
+        }
 
     def _count(self, n: int, backward: bool = False) -> None:
         self.evaluations["forward"] += n

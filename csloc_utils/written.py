@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from datetime import datetime, timezone
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -241,17 +240,8 @@ class WritingEvaluator(Scorer):
     @property
     def provenance(self) -> dict[str, Any]:
         """Where the numbers come from, JSON-ready."""
-        return {
-            "model": {"name": self.model.name, **self.model.fingerprint},
-            "task": self.task.name,
-            "split": self.split,
-            "n_items": len(self.items),
-            "seed": self.task.seed,
-            "ablation": self.ablation,
-            "max_new_tokens": self.written.max_new_tokens,
-            "items": self.task.fingerprint(self.items),
-            "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-        }
+        items = self.task.fingerprint(self.items)
+        return self._about(items, max_new_tokens=self.written.max_new_tokens)
 
 
 # Masks whose answers are written together before they are kept: enough to fill the memory.
