@@ -25,7 +25,7 @@ from csloc_utils.measurements import Measurements, Scorer
 from csloc_utils.store import Store
 from csloc_utils.tasks import Item, Task
 from csloc_utils.tasks.answers import check
-from csloc_utils.tasks.benchmarks import find_benchmark, load_benchmark, load_rows
+from csloc_utils.tasks.benchmarks import find_benchmark, load_with_rows
 
 if TYPE_CHECKING:
     from csloc_utils.models import HeadModel
@@ -106,8 +106,7 @@ def load_written(
         sandbox.require()
         run = _passes
     full = WRITTEN[name]
-    options = dict(data_dir=data_dir, seed=seed, shots=shots)
-    task, rows = load_benchmark(full, **options), load_rows(full, **options)
+    task, rows = load_with_rows(full, data_dir, seed, shots)
     bench = find_benchmark(full)
     return Written(
         replace(task, name=name),

@@ -67,7 +67,10 @@ def load_benchmark(
         If there is no such benchmark, subject, folder or file, a row is wrong (with file and
         line), `datasets` is not installed, or the hub cannot be reached.
     """
-    read = _read(name, data_dir, seed, shots, revision)
+    return _task(_read(name, data_dir, seed, shots, revision), seed)
+
+
+def _task(read: _Read, seed: int) -> Task:
     bench, items = read.bench, read.items
     try:
         if bench.name == "swearing":
@@ -106,7 +109,22 @@ def load_rows(
 
     Parameters and errors are those of `load_benchmark`. A swearing row holds all ``words``.
     """
+    return _rows(_read(name, data_dir, seed, shots, revision))
+
+
+def load_with_rows(
+    name: str | Benchmark,
+    data_dir: str | Path | None = None,
+    seed: int = 0,
+    shots: int | None = None,
+    revision: str | None = None,
+) -> tuple[Task, dict[str, Row]]:
+    """Return what `load_benchmark` and `load_rows` do, reading the benchmark once."""
     read = _read(name, data_dir, seed, shots, revision)
+    return _task(read, seed), _rows(read)
+
+
+def _rows(read: _Read) -> dict[str, Row]:
     if read.bench.name == "swearing":
         listed = (row[key] for row in read.rows.values() for key in ("answer", "canonical"))
         words = list(dict.fromkeys(listed))
