@@ -138,6 +138,9 @@ def _parser() -> argparse.ArgumentParser:
     add = plans.add_argument
     add("--model", default="smollm2-135m-q4", help="name, hub id, folder or .gguf file")
     add("--task", required=True, help="built-in task, benchmark, .jsonl file, or lm-eval:NAME")
+    add("--data-dir", metavar="DIR", help="folder of JSON Lines that benchmarks are read from")
+    add("--dtype", default="auto", help="auto, float32, bfloat16 or float16")
+    add("--device", default="auto", help="a torch device (default: a GPU if there is one)")
     add("--items", type=int, metavar="N", help=f"locate items (default {LOCATE_ITEMS})")
     add("--k", type=int, default=5, help="heads to find (default 5)")
     add("--confidence", type=float, default=0.9, help="for telling two heads apart (default 0.9)")

@@ -7,6 +7,7 @@ imports stand inside the functions, behind those checks.
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 from typing import Any
 
 from csloc_utils.console import (
@@ -53,10 +54,13 @@ def tasks(args: argparse.Namespace) -> None:
 
 def plan(args: argparse.Namespace) -> None:
     """Say what searches will cost."""
+    from csloc_utils.devices import DTYPES, find_device
     from csloc_utils.models import load_config, promised_grid
     from csloc_utils.planning import plan, time_of_a_mask
     from csloc_utils.tasks import load_task
 
+    check_choice("dtype", args.dtype, ("auto", *DTYPES))
+    find_device(args.device)
     task = load_task(args.task)
     n_items = locate_items(args, task)
     grid = promised_grid(load_config(args.model))
@@ -68,7 +72,8 @@ def plan(args: argparse.Namespace) -> None:
 
         if not args.debug:
             calm()
-        model, options = load_model(args.model), dict(store=":memory:", progress=False)
+        model = load_model(args.model, dtype=args.dtype, device=args.device)
+        options = dict(store=":memory:", progress=False)
         seconds = time_of_a_mask(Evaluator(model, task, "locate", n_items, **options))
     made = plan(grid.size, args.k, n_items, seconds, args.confidence)
     items = f"{n_items} items of {task.name}, {seconds:.2f} s a mask"
@@ -128,6 +133,12 @@ def ablate(args: argparse.Namespace) -> None:
         print(f"\nwritten to {args.json}")
 
 
+def check_choice(name: str, value: str, known: Sequence[str]) -> None:
+    """Check that an option has one of its values."""
+    if value not in known:
+        raise InputError(f"unknown {name} {value!r}: choose from {', '.join(known)}")
+
+
 def check_seed(args: argparse.Namespace) -> None:
     """Check the seed, if one is given."""
     from csloc_utils.designs import check_count
@@ -146,12 +157,8 @@ def prepare(args: argparse.Namespace, tasks: dict, controls: dict) -> tuple[Any,
     from csloc_utils.results import check_writable
     from csloc_utils.scoring import encode
 
-    for name, value, known in (
-        ("dtype", args.dtype, ("auto", *DTYPES)),
-        ("ablation", args.ablation, KINDS),
-    ):
-        if value not in known:
-            raise InputError(f"unknown {name} {value!r}: choose from {', '.join(known)}")
+    check_choice("dtype", args.dtype, ("auto", *DTYPES))
+    check_choice("ablation", args.ablation, KINDS)
     if args.json:
         check_writable(args.json)
     find_device(args.device)

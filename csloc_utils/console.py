@@ -47,7 +47,8 @@ def _settled(result: Any) -> str:
 
 def print_plan(plan: Any) -> None:
     """Print what each search will cost, and what the items can tell apart."""
-    rows = [(m, n, f"{plan.minutes[m]:.1f}") for m, n in plan.equivalents.items()]
+    names = {"race": "race, at most"}
+    rows = [(names.get(m, m), n, f"{plan.minutes[m]:.1f}") for m, n in plan.equivalents.items()]
     print_table(("method", "evaluations", "minutes"), rows)
     print(
         f"a difference of {plan.resolved:.2f} nats between two heads will show in four cases of "

@@ -54,11 +54,7 @@ def locate(args: argparse.Namespace) -> None:
     shape = (args.budget, args.size, args.design, seed, n_tasks)
     search.check(args.method, grid.size, args.k, *shape)
     check_race(args.confidence or 0.9, args.tolerance or 0.0)
-    if not args.no_verify and 2 * args.k > grid.size:
-        raise InputError(
-            f"k = {args.k} is more than half of the {grid.size} heads, so that no random sets "
-            "are left to compare with: lower k, or give --no-verify"
-        )
+    _check_random(args, grid.size)
     store, progress = open_store(args), not args.quiet
     model = load(args, tokenizer)
     options = dict(ablation=args.ablation, store=store, progress=progress)
@@ -84,7 +80,7 @@ def locate(args: argparse.Namespace) -> None:
     others = [
         Evaluator(model, t, "locate", min(n_items, len(t.locate)), **options) for t in contrast
     ]
-    spared = {n: Evaluator(model, t, "verify", **options) for n, t in controls.items()}
+    spared = _spared(model, controls, options)
     _find_and_verify(args, evaluator, judge, gate, others, spared, seed)
 
 
@@ -130,6 +126,7 @@ def _locate_harness(args: argparse.Namespace) -> None:
         )
     if args.contrast or args.written:
         raise InputError("--contrast and --written are not for tasks of lm-evaluation-harness")
+    from csloc_utils.designs import check_count
     from csloc_utils.harness import HarnessEvaluator
     from csloc_utils.tasks import load_task
 
@@ -138,12 +135,12 @@ def _locate_harness(args: argparse.Namespace) -> None:
     grid, tokenizer = prepare(args, {}, controls)
     from csloc_utils import search
     from csloc_utils.gate import above_chance
-    from csloc_utils.measure import Evaluator
 
-    args.design, args.budget = args.design or "stratified", args.budget or PAPER_BUDGET
-    args.random = 10 if args.random is None else args.random
+    _check_method(args)
+    args.random = check_count("random", 10 if args.random is None else args.random, low=0)
     seed = args.seed or 0
     search.check(args.method, grid.size, args.k, args.budget, args.size, args.design, seed)
+    _check_random(args, grid.size)
     store, progress = open_store(args), not args.quiet
     model = load(args, tokenizer)
     evaluator, judge = (
@@ -165,18 +162,43 @@ def _locate_harness(args: argparse.Namespace) -> None:
     print(f"{model}\n{evaluator.task.name}: {len(evaluator.items)} locate items")
     gate = above_chance(evaluator, evaluator.task.chance or 0.0).require()
     options = dict(store=store, progress=progress)
-    spared = {n: Evaluator(model, t, "verify", **options) for n, t in controls.items()}
+    spared = _spared(model, controls, options)
     _find_and_verify(args, evaluator, judge, gate, [], spared, seed)
+
+
+def _spared(model: Any, controls: dict, options: dict) -> dict:
+    """Evaluators of the control tasks; of a large benchmark, a sample."""
+    from csloc_utils.measure import Evaluator
+
+    return {
+        name: Evaluator(model, task, "verify", min(MOST_VERIFY, len(task.verify)), **options)
+        for name, task in controls.items()
+    }
 
 
 def _check_locate(args: argparse.Namespace, task: Any, controls: dict, contrast: list) -> None:
     """Check what can be checked without the model, and fill in what was left open."""
     from csloc_utils.designs import check_count
 
-    check_count("k", args.k)
     if args.random is None:
         args.random = WRITTEN_RANDOM if _is_written(args) else RANDOM
     check_count("random", args.random, low=0)
+    _check_method(args)
+    if any(c.fingerprint(c.locate) == task.fingerprint(task.locate) for c in contrast):
+        raise InputError("a contrast task is the task itself: name another")
+    for name, control in controls.items():
+        if control.fingerprint(control.verify) == task.fingerprint(task.verify):
+            raise InputError(f"control {name!r} is the task itself: name another, or none")
+    known = known_scores(task)
+    if args.score not in known:
+        raise InputError(f"unknown score {args.score!r}: choose from {', '.join(known)}")
+
+
+def _check_method(args: argparse.Namespace) -> None:
+    """Check that options and method go together, and fill in the paper's."""
+    from csloc_utils.designs import check_count
+
+    check_count("k", args.k)
     if args.method != "paper" and (args.size is not None or args.design is not None):
         raise InputError(
             f"--size and --design shape random masks, which {args.method} does not use"
@@ -185,17 +207,18 @@ def _check_locate(args: argparse.Namespace, task: Any, controls: dict, contrast:
         raise InputError(f"--contrast is for the screened search, not for {args.method}")
     if args.method != "race" and (args.confidence, args.tolerance) != (None, None):
         raise InputError(f"--confidence and --tolerance are for a race, not for {args.method}")
-    if any(c.fingerprint(c.locate) == task.fingerprint(task.locate) for c in contrast):
-        raise InputError("a contrast task is the task itself: name another")
-    for name, control in controls.items():
-        if control.fingerprint(control.verify) == task.fingerprint(task.verify):
-            raise InputError(f"control {name!r} is the task itself: name another, or none")
     args.design = args.design or "stratified"
     if args.method == "paper" and args.budget is None:
         args.budget = PAPER_BUDGET
-    known = known_scores(task)
-    if args.score not in known:
-        raise InputError(f"unknown score {args.score!r}: choose from {', '.join(known)}")
+
+
+def _check_random(args: argparse.Namespace, n_heads: int) -> None:
+    """Check that heads are left for random sets."""
+    if not args.no_verify and 2 * args.k > n_heads:
+        raise InputError(
+            f"k = {args.k} is more than half of the {n_heads} heads, so that no random sets "
+            "are left to compare with: lower k, or give --no-verify"
+        )
 
 
 def _is_written(args: argparse.Namespace) -> bool:

@@ -28,7 +28,8 @@ class Plan:
     Attributes
     ----------
     equivalents : dict of str to int
-        Evaluation-equivalents by method; a backward pass counts two.
+        Evaluation-equivalents by method; a backward pass counts two. For a race, the most it can
+        take: it stops early where heads differ clearly.
     minutes : dict of str to float, or None
         The same in minutes, if the time of one mask is known.
     resolved : float
@@ -91,6 +92,7 @@ def plan(
         "paper": 1 + int(np.ceil(_RECOVERY * k * np.log(max(n_heads / k, np.e)))),
         "sweep": cost("sweep", n_heads, k),
         "greedy": cost("greedy", n_heads, k),
+        "race": cost("sweep", n_heads, k),
     }
     minutes = None
     if seconds is not None:

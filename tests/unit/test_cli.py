@@ -298,7 +298,9 @@ def test_plan_counts_as_locate_does(run):
     assert rows == {"screened": "17", "paper": "23", "sweep": "13", "greedy": "24"}
     status, out, _ = run("plan --model model --task shown.jsonl --k 2 --seconds 60")
     assert " 17.0" in out and "60.00 s a mask" in out
+    assert "race, at most" in out
     assert run("plan --model model --task shown.jsonl --k 13")[0] == 2
+    assert run("plan --model model --task shown.jsonl --k 2 --dtype float99 --seconds 1")[0] == 2
 
 
 def test_a_regression_says_what_its_masks_support(run):
