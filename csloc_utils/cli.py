@@ -122,6 +122,7 @@ def _parser() -> argparse.ArgumentParser:
         action=argparse.BooleanOptionalAction,
         help="judge answers that the model writes (default for gsm8k, mbpp, humaneval, swearing)",
     )
+    add("--chat", action="store_true", help="ask through the model's chat template (--written)")
     add("--include-path", metavar="DIR", help="folder with task files for lm-eval:NAME")
     add("--max-new-tokens", type=int, metavar="N", help="longest written answer")
     add(

@@ -112,21 +112,24 @@ def generate(
     )
 
 
-def chat_prompt(tokenizer: Any, text: str) -> list[int]:
-    """Tokenize a prompt as the model expects it: as a user's message if it has a chat template.
+def chat_text(tokenizer: Any, text: str) -> str:
+    """Return a prompt as a user's message in the model's chat template, if it has one.
 
-    Returns
-    -------
-    list of int
-        Token ids with at most one start token: the one that the template or the tokenizer adds.
+    A start token that the tokenizer adds by itself is left out, so that there is exactly one.
     """
-    if getattr(tokenizer, "chat_template", None):
-        text = tokenizer.apply_chat_template(
-            [{"role": "user", "content": text}], tokenize=False, add_generation_prompt=True
-        )
-        # The template has written the special tokens already.
-        return list(tokenizer(text, add_special_tokens=False).input_ids)
-    return plain_prompt(tokenizer, text)
+    if not getattr(tokenizer, "chat_template", None):
+        return text
+    text = tokenizer.apply_chat_template(
+        [{"role": "user", "content": text}], tokenize=False, add_generation_prompt=True
+    )
+    bos = tokenizer.bos_token_id
+    adds_it = bos is not None and list(tokenizer("").input_ids[:1]) == [bos]
+    return text.removeprefix(tokenizer.bos_token).lstrip(" ") if adds_it else text
+
+
+def chat_prompt(tokenizer: Any, text: str) -> list[int]:
+    """Tokenize a prompt as a user's message, with at most one start token."""
+    return plain_prompt(tokenizer, chat_text(tokenizer, text))
 
 
 def plain_prompt(tokenizer: Any, text: str) -> list[int]:

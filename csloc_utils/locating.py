@@ -63,7 +63,9 @@ def locate(args: argparse.Namespace) -> None:
         from csloc_utils.written import WritingEvaluator, own_answers
 
         asked, judge = (
-            WritingEvaluator(model, written, split, n, store=store, progress=progress)
+            WritingEvaluator(
+                model, written, split, n, store=store, chat=args.chat, progress=progress
+            )
             for split, n in (("locate", n_items), ("verify", n_verify))
         )
         own = own_answers(asked, judge)
@@ -124,8 +126,10 @@ def _locate_harness(args: argparse.Namespace) -> None:
             "lm-evaluation-harness gives scores and no gradients: choose --method paper, sweep, "
             "race or greedy"
         )
-    if args.contrast or args.written:
-        raise InputError("--contrast and --written are not for tasks of lm-evaluation-harness")
+    if args.contrast or args.written or args.chat:
+        raise InputError(
+            "--contrast, --written and --chat are not for tasks of lm-evaluation-harness"
+        )
     from csloc_utils.designs import check_count
     from csloc_utils.harness import HarnessEvaluator
     from csloc_utils.tasks import load_task
@@ -228,6 +232,8 @@ def _is_written(args: argparse.Namespace) -> bool:
 
 def _written(args: argparse.Namespace, task: Any) -> Any:
     if not _is_written(args):
+        if args.chat:
+            raise InputError("--chat is for answers that the model writes: give --written as well")
         return None
     from csloc_utils.written import load_written
 

@@ -19,7 +19,7 @@ import numpy as np
 from csloc_utils.ablation import Ablation
 from csloc_utils.errors import GateError, InputError
 from csloc_utils.gate import Gate
-from csloc_utils.generation import chat_prompt, generate, plain_prompt
+from csloc_utils.generation import chat_text, generate, plain_prompt
 from csloc_utils.intervals import bootstrap
 from csloc_utils.measurements import Measurements, Scorer
 from csloc_utils.store import Store
@@ -176,8 +176,8 @@ class WritingEvaluator(Scorer):
         self.facts = np.array([item.fact or item.prompt for item in self.items])
         self.scores = ("accuracy",)
         super().__init__()
-        ask = chat_prompt if chat else plain_prompt
-        self.prompts = [ask(model.tokenizer, self.task.context(item)) for item in self.items]
+        self.chat = chat
+        self.prompts = [plain_prompt(model.tokenizer, self.asked(item)) for item in self.items]
         self.chunk = 1
         self.store = store if isinstance(store, Store) else Store(store)
         self._context = self.store.context(
@@ -191,6 +191,11 @@ class WritingEvaluator(Scorer):
             },
             self.scores,
         )
+
+    def asked(self, item: Item) -> str:
+        """The text that the model continues: prefix and prompt, in a chat the user's message."""
+        context = self.task.context(item)
+        return chat_text(self.model.tokenizer, context) if self.chat else context
 
     def texts(self, masks: np.ndarray) -> list[list[str]]:
         """Write every answer under every mask: nested lists ``[mask][item]``; nothing is kept."""
@@ -285,7 +290,7 @@ def own_answers(
         right = evaluator.judge(texts)
         accuracy[split] = float(right.mean())
         halves[split] = tuple(
-            replace(item, answers=(text,))
+            replace(item, prompt=evaluator.asked(item), answers=(text,))
             for item, text, good in zip(evaluator.items, texts, right)
             if good and text.strip()
         )
@@ -304,6 +309,8 @@ def own_answers(
         locate.task,
         name=f"{locate.task.name}, own answers",
         scoring="text",
+        prefix="",  # the items hold it
+        delimiter="" if locate.chat else locate.task.delimiter,
         locate=halves["locate"],
         verify=halves["verify"],
     )

@@ -1,5 +1,6 @@
 """Answers that a model writes: located on its own texts, verified by writing again."""
 
+import copy
 import dataclasses
 import json
 
@@ -11,6 +12,7 @@ import tiny
 from csloc_utils import cli, sandbox, written
 from csloc_utils.errors import GateError, InputError
 from csloc_utils.measure import Evaluator
+from csloc_utils.models import HeadModel
 from csloc_utils.tasks import Item, Task
 from csloc_utils.verify import verify
 from csloc_utils.written import WritingEvaluator, Written, load_written, own_answers
@@ -44,7 +46,8 @@ def test_heads_are_located_on_what_the_model_wrote_and_verified_by_writing(model
     own = own_answers(locate, judge)
     assert own.accuracy == {"locate": 1.0, "verify": 1.0} and own.gate.passed
     assert own.task.scoring == "text"
-    assert all(item.answers == (right[item.prompt],) for item in own.task.items("all"))
+    bare = len(task.task.prefix)  # the items hold the examples
+    assert all(item.answers == (right[item.prompt[bare:]],) for item in own.task.items("all"))
     forced = Evaluator(model, own.task, store=":memory:", progress=False)
     # Greedy decoding would write just this (a special token is no text, and is lost).
     whole = [len(item.answers[0].split()) == task.max_new_tokens for item in forced.items]
@@ -54,6 +57,21 @@ def test_heads_are_located_on_what_the_model_wrote_and_verified_by_writing(model
     assert result.target.drops["accuracy"].intact == 1
     everything = judge.measure(np.ones((1, model.grid.size), bool))
     assert everything.effects("accuracy")[0] < 0
+
+
+def test_in_a_chat_heads_are_located_on_the_answer_to_the_rendered_message(model):
+    template = "c {{ messages[0]['content'] }} b "
+    model = HeadModel(model.hf, copy.copy(model.tokenizer), "llama")
+    model.tokenizer.chat_template = template
+    task, _ = made(model)
+    task = dataclasses.replace(task, judge=lambda item, text: 1.0, items_differ=False)
+    locate, judge = both(model, task, chat=True)
+    own = own_answers(locate, judge)
+    item = own.task.locate[0]
+    assert item.prompt == f"c {task.task.context(locate.items[0])} b "
+    forced = Evaluator(model, own.task, store=":memory:", progress=False)
+    whole = [len(item.answers[0].split()) == task.max_new_tokens for item in forced.items]
+    assert sum(whole) > 2 and (forced.baseline["accuracy"][whole] == 1).all()
 
 
 def test_each_mask_writes_its_own_text_and_is_kept(model, tmp_path, monkeypatch):
