@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from functools import partial
 
 from csloc_utils.tasks.files import data_path, few_shot, read_task, split_facts
@@ -79,6 +80,43 @@ def subtraction(seed: int) -> Task:
     return _task("subtraction", "subtracting two numbers", "9 - 4 = … 5", items, seed)
 
 
+def worded_multiplication(seed: int) -> Task:
+    """The products of `multiplication` in words: same facts, same split."""
+    pairs = [(a, b) for a in range(2, 13) for b in range(2, 13)]
+    return _task(
+        "worded-multiplication",
+        "multiplying two numbers, asked in words",
+        "The product of 7 and 8 is … 56",
+        [_worded(a, b, "×", "The product of {} and {} is", a * b) for a, b in pairs],
+        seed,
+    )
+
+
+def worded_addition(seed: int) -> Task:
+    """The sums of `addition` in words: same facts, same split."""
+    pairs = [(a, b) for a in range(1, 11) for b in range(1, 11)]
+    return _task(
+        "worded-addition",
+        "adding two numbers, asked in words",
+        "The sum of 7 and 8 is … 15",
+        [_worded(a, b, "+", "The sum of {} and {} is", a + b) for a, b in pairs],
+        seed,
+    )
+
+
+def sum_stories(seed: int) -> Task:
+    """The sums of `addition` as little stories: same facts, same split."""
+    story = "Question: A box holds {} red and {} blue balls. How many balls does it hold?\nAnswer:"
+    pairs = [(a, b) for a in range(1, 11) for b in range(1, 11)]
+    return _task(
+        "sum-stories",
+        "adding two numbers that a story gives",
+        "A box holds 7 red and 8 blue balls. How many balls does it hold? … 15",
+        [_worded(a, b, "+", story, a + b) for a, b in pairs],
+        seed,
+    )
+
+
 def copying(seed: int) -> Task:
     """Five random words, then the first four again: what comes next can only be copied."""
     generator = random.Random("copying")
@@ -121,6 +159,11 @@ def _pair(a: int, b: int, sign: str, ask: str, answer: int) -> Item:
     return Item(f"{a} {sign} {b}{ask}", (str(answer),), fact=f"{min(a, b)}{sign}{max(a, b)}")
 
 
+def _worded(a: int, b: int, sign: str, ask: str, answer: int) -> Item:
+    """One problem in words, of the same fact as in signs."""
+    return replace(_pair(a, b, sign, "", answer), prompt=ask.format(a, b))
+
+
 def _stored(name: str, seed: int) -> Task:
     return read_task(data_path("tasks", f"{name}.jsonl"), seed=seed, source="built-in")
 
@@ -130,6 +173,9 @@ BUILTIN: dict[str, Callable[[int], Task]] = {
     "repeat-left": repeat_left,
     "addition": addition,
     "subtraction": subtraction,
+    "worded-multiplication": worded_multiplication,
+    "worded-addition": worded_addition,
+    "sum-stories": sum_stories,
     "capitals": partial(_stored, "capitals"),
     "copying": copying,
     "rhyme": partial(_stored, "rhyme"),
@@ -145,6 +191,9 @@ CONTROLS: dict[str, list[str]] = {
     "repeat-left": ["multiplication", "copying", "capitals", "text"],
     "addition": ["repeat-left", "copying", "capitals", "text"],
     "subtraction": ["repeat-left", "copying", "capitals", "text"],
+    "worded-multiplication": ["copying", "capitals", "text"],
+    "worded-addition": ["copying", "capitals", "text"],
+    "sum-stories": ["copying", "capitals", "text"],
     "capitals": ["knowledge", "copying", "multiplication", "text"],
     "copying": ["capitals", "multiplication", "text"],
     "rhyme": ["copying", "capitals", "text"],
