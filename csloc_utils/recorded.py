@@ -118,6 +118,21 @@ def recorded_tasks(model: str) -> list[str]:
         return []
 
 
+def recorded_json(model: str, name: str) -> dict[str, Any] | None:
+    """Return a record that is no table of masks, such as ``atlas``; None if there is none.
+
+    Parameters
+    ----------
+    model, name : str
+        The file ``data/recorded/<model>/<name>.json``, which comes with the package.
+    """
+    try:
+        file = data_path("recorded", model, f"{name}.json")
+    except InputError:
+        return None
+    return json.loads(file.read_text("utf8"))
+
+
 def record(evaluator: Evaluator, path: str | Path, command: str = "") -> int:
     """Write everything that an evaluator's store holds for it; return how many masks that is.
 

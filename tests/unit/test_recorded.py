@@ -5,9 +5,16 @@ import pytest
 
 import shown
 import tiny
+from csloc_utils import recorded as module
 from csloc_utils.errors import InputError
 from csloc_utils.measure import Evaluator
-from csloc_utils.recorded import RecordedEvaluator, record, recorded_tasks, spot_check
+from csloc_utils.recorded import (
+    RecordedEvaluator,
+    record,
+    recorded_json,
+    recorded_tasks,
+    spot_check,
+)
 from csloc_utils.search import greedy
 
 
@@ -73,3 +80,12 @@ def test_records_that_come_with_the_package():
     assert shipped.provenance["model"]["dtype"] == "float32"
     assert "record.py" in shipped.provenance["command"]
     assert greedy(shipped, 5).table[-1]["joint_effect"] < -5
+
+
+def test_a_record_of_another_kind_is_read_or_is_not_there(tmp_path, monkeypatch):
+    monkeypatch.setattr(module, "data_path", lambda *parts: tmp_path.joinpath(*parts))
+    (tmp_path / "recorded" / "m").mkdir(parents=True)
+    (tmp_path / "recorded" / "m" / "atlas.json").write_text('{"k": "×"}', "utf8")
+    assert recorded_json("m", "atlas") == {"k": "×"}
+    monkeypatch.undo()
+    assert recorded_json("no-such-model", "atlas") is None
