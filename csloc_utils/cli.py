@@ -1,4 +1,4 @@
-"""The command line: ``csloc models``, ``csloc tasks``, ``csloc locate``, ``csloc ablate``.
+"""The command line: ``csloc models``, ``tasks``, ``plan``, ``locate``, ``ablate`` and ``edit``.
 
 Everything that can be known to be wrong is found before the weights are loaded. Exit status: 0
 done; 1 the model does not show the capability; 2 bad input, with one line on standard error; 3 a
@@ -157,6 +157,25 @@ def _parser() -> argparse.ArgumentParser:
     add("--items", type=int, metavar="N", help="score on N drawn items (default all)")
     add("--split", default="verify", help="locate, verify or all (default verify)")
     ablate.set_defaults(run=commands.ablate)
+
+    edit = kinds.add_parser(
+        "edit", parents=[debug], help="write a checkpoint with heads off, weaker or stronger"
+    )
+    add = edit.add_argument
+    add("--model", default="smollm2-135m-q4", help="name, hub id, folder or .gguf file")
+    add("--heads", required=True, metavar="L13H4,L14H2", help="heads to edit")
+    add("--out", required=True, metavar="DIR", type=Path, help="new folder of the checkpoint")
+    add("--ablation", help="zero (default) or mean (needs a bias in the output projection)")
+    add("--scale", type=float, help="multiply the heads instead: 0.5 weakens, 1.5 strengthens")
+    add("--task", help="task whose locate items give the heads' means")
+    add("--seed", type=int, help="seed of the task's split")
+    add("--data-dir", metavar="DIR", help="folder of JSON Lines that benchmarks are read from")
+    add("--evidence", metavar="FILE", type=Path, help="report of `locate --json` for the card")
+    add("--dtype", default="auto", help="auto (the checkpoint's own), float32, bfloat16 or float16")
+    add("--device", default="cpu", help="a torch device (default cpu)")
+    add("--max-shard-size", metavar="SIZE", default="5GB", help="largest weight file (default 5GB)")
+    add("--dry-run", action="store_true", help="say what would be written, load and write nothing")
+    edit.set_defaults(run=commands.edit, json=None, device_map=None)
     return parser
 
 

@@ -133,6 +133,68 @@ def ablate(args: argparse.Namespace) -> None:
         print(f"\nwritten to {args.json}")
 
 
+def edit(args: argparse.Namespace) -> None:
+    """Write a checkpoint in which heads are switched off, weakened or strengthened."""
+    import copy
+
+    if args.scale is not None and args.ablation is not None:
+        raise InputError("--scale and --ablation exclude each other: give one of them")
+    args.ablation = args.ablation or "zero"
+    mean = args.ablation == "mean"
+    check_choice("ablation of weights", args.ablation, ("zero", "mean"))
+    if mean != (args.task is not None):
+        raise InputError("--ablation mean takes its texts from --task: give both or none of them")
+    check_seed(args)
+    from csloc_utils.tasks import load_task
+
+    task = load_task(args.task, args.seed) if mean else None
+    grid, tokenizer = prepare(args, {task: "locate"} if task else {}, {})
+    heads = grid.parse(args.heads)
+    from csloc_utils import editing
+    from csloc_utils.folders import check_folder
+    from csloc_utils.model_card import read_evidence
+    from csloc_utils.models import load_config
+    from csloc_utils.references import token_means
+
+    scale = editing.check_scale(args.scale or 0.0)
+    editing.check_shard_size(args.max_shard_size)
+    plan = editing.plan_edit(
+        load_config(args.model), heads, mean=mean, dtype=args.dtype, name=args.model
+    )
+    check_folder(args.out, plan.n_bytes)
+    evidence = read_evidence(args.evidence, heads, grid) if args.evidence else None
+    rows = [
+        (
+            f"{change.path}.weight" + " and bias" * change.bias,
+            " × ".join(map(str, change.shape)),
+            ", ".join(map(str, change.heads)),
+            len(change.columns),
+        )
+        for change in plan.changes
+    ]
+    print_table(("changed tensors", "shape", "heads", "columns"), rows)
+    print(f"\n{plan.n_bytes / 1e6:.1f} MB of weights in {plan.dtype}, edit: ", end="")
+    print(f"times {scale:g}" if scale else f"{args.ablation} ablation")
+    if args.dry_run:
+        print("dry run: nothing was written")
+        return
+    args.dtype = plan.dtype
+    model = load(args, copy.deepcopy(tokenizer))  # wrapping sets how its own pads
+    editing.save_edited(
+        model,
+        heads,
+        args.out,
+        scale=scale,
+        means=token_means(model, task) if task else None,
+        reference=f"locate items of task {task.name}, seed {task.seed}" if task else "",
+        evidence=evidence,
+        command=args.command_line,
+        tokenizer=tokenizer,
+        max_shard_size=args.max_shard_size,
+    )
+    print(f"written to {args.out}")
+
+
 def check_choice(name: str, value: str, known: Sequence[str]) -> None:
     """Check that an option has one of its values."""
     if value not in known:
