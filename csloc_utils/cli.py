@@ -1,4 +1,6 @@
-"""The command line: ``csloc models``, ``tasks``, ``plan``, ``locate``, ``ablate`` and ``edit``.
+"""The command line.
+
+``csloc models``, ``tasks``, ``plan``, ``locate``, ``atlas``, ``ablate``, ``edit`` and ``report``.
 
 Everything that can be known to be wrong is found before the weights are loaded. Exit status: 0
 done; 1 the model does not show the capability; 2 bad input, with one line on standard error; 3 a
@@ -15,7 +17,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
 
-from csloc_utils import commands, locating
+from csloc_utils import commands, locating, mapping, report
 from csloc_utils.commands import LOCATE_ITEMS, PAPER_BUDGET
 from csloc_utils.errors import GateError, InputError
 
@@ -148,6 +150,33 @@ def _parser() -> argparse.ArgumentParser:
     add("--seconds", type=float, help="time of one mask; measured on the model if not given")
     plans.set_defaults(run=commands.plan)
 
+    atlas = kinds.add_parser(
+        "atlas",
+        parents=[common, debug],
+        help="find the heads of several tasks and measure each set on every task",
+    )
+    add = atlas.add_argument
+    add("--tasks", required=True, metavar="A,B,C", help="built-in tasks, benchmarks or files")
+    add("--k", type=int, default=5, help="heads to find for each task (default 5)")
+    add("--random", type=int, default=10, metavar="N", help="random head sets a task (default 10)")
+    add(
+        "--items",
+        type=int,
+        default=LOCATE_ITEMS,
+        metavar="N",
+        help=f"locate on N drawn items, or all if fewer (default {LOCATE_ITEMS})",
+    )
+    add(
+        "--verify-items",
+        type=int,
+        default=mapping.VERIFY_ITEMS,
+        metavar="N",
+        help=f"measure on N others, or all if fewer (default {mapping.VERIFY_ITEMS})",
+    )
+    add("--score", default="logprob", help="score whose loss is sought: logprob or accuracy")
+    add("--out", metavar="FILE", type=Path, help="draw the atlas as well: .png, .svg or .pdf")
+    atlas.set_defaults(run=mapping.map_tasks)
+
     ablate = kinds.add_parser(
         "ablate", parents=[common, debug], help="switch heads off and score tasks"
     )
@@ -176,6 +205,15 @@ def _parser() -> argparse.ArgumentParser:
     add("--max-shard-size", metavar="SIZE", default="5GB", help="largest weight file (default 5GB)")
     add("--dry-run", action="store_true", help="say what would be written, load and write nothing")
     edit.set_defaults(run=commands.edit, json=None, device_map=None)
+
+    page = kinds.add_parser(
+        "report", parents=[debug], help="make a page of HTML from a result of locate"
+    )
+    add = page.add_argument
+    add("run_json", metavar="RUN.json", type=Path, help="file that `locate --json` wrote")
+    add("--out", metavar="FILE", type=Path, help="the page (default: RUN.html beside RUN.json)")
+    add("--force", action="store_true", help="replace a page that is there already")
+    page.set_defaults(run=report.report)
     return parser
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import shlex
 from typing import Any
 
 from csloc_utils.commands import (
@@ -78,6 +79,7 @@ def locate(args: argparse.Namespace) -> None:
         judge = Evaluator(model, task, "verify", n_verify, **options)
     if not gate.passed and args.json:
         write_json(args.json, locate_report(args, evaluator, gate))
+        _say_where(args)
     gate.require()
     others = [
         Evaluator(model, t, "locate", min(n_items, len(t.locate)), **options) for t in contrast
@@ -115,8 +117,16 @@ def _find_and_verify(
         if args.json:
             write_json(args.json, locate_report(args, evaluator, gate, result, verification))
         print_verification(verification)
+    _say_where(args)
+
+
+def _say_where(args: argparse.Namespace) -> None:
+    """Say where the result is, and how it becomes a page."""
     if args.json:
-        print(f"\nwritten to {args.json}")
+        page = shlex.join(["csloc", "report", str(args.json)])
+        print(f"\nwritten to {args.json}; a page of it: {page}")
+    else:
+        print("\n--json FILE keeps the result, and `csloc report FILE` makes a page of it")
 
 
 def _locate_harness(args: argparse.Namespace) -> None:
@@ -139,6 +149,7 @@ def _locate_harness(args: argparse.Namespace) -> None:
     grid, tokenizer = prepare(args, {}, controls)
     from csloc_utils import search
     from csloc_utils.gate import above_chance
+    from csloc_utils.results import locate_report, write_json
 
     _check_method(args)
     args.random = check_count("random", 10 if args.random is None else args.random, low=0)
@@ -164,7 +175,11 @@ def _locate_harness(args: argparse.Namespace) -> None:
     if args.score not in evaluator.scores:
         args.score = "accuracy"
     print(f"{model}\n{evaluator.task.name}: {len(evaluator.items)} locate items")
-    gate = above_chance(evaluator, evaluator.task.chance or 0.0).require()
+    gate = above_chance(evaluator, evaluator.task.chance or 0.0)
+    if not gate.passed and args.json:
+        write_json(args.json, locate_report(args, evaluator, gate))
+        _say_where(args)
+    gate.require()
     options = dict(store=store, progress=progress)
     spared = _spared(model, controls, options)
     _find_and_verify(args, evaluator, judge, gate, [], spared, seed)

@@ -56,7 +56,11 @@ def write_json(path: Path, report: dict[str, Any]) -> None:
 
     A link is followed; what is no ordinary file (a pipe, ``/dev/stdout``) is written to directly.
     """
-    text = json.dumps(report, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+    write_text(path, json.dumps(report, indent=1, ensure_ascii=False, allow_nan=False) + "\n")
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a text as `write_json` does a report."""
     with _explained(path):
         target = Path(os.path.realpath(path))
         if target.exists() and not target.is_file():
@@ -123,9 +127,46 @@ def locate_report(
     if result and result.method == "paper":
         report |= {"design": result.extra["design"], "mask_size": result.extra["size"]}
         report["never_ablated"] = [str(head) for head in result.extra["never_ablated"]]
+    if result:
+        report |= _search_details(result)
     if verification:
         report["verify"] = verification.to_dict()
     return report
+
+
+def _search_details(result: SearchResult) -> dict[str, Any]:
+    """One number for every head of the model, and what a regression's masks support."""
+    extra, details = result.extra, {}
+    if result.method == "greedy":
+        details["all_heads"] = ("single effect", extra["rounds"][0].effects(extra["score"]))
+    elif result.method == "screened":
+        details["all_heads"] = ("guess from the slope", extra["rounds"][0]["slopes"])
+    elif result.method == "paper":
+        ablated = extra["measurements"].masks.any(axis=0)  # nothing is known of the others
+        coefficients = np.where(ablated, extra["estimator"].coef_, np.nan)
+        details["all_heads"] = ("coefficient", coefficients)
+        if "diagnosis" not in extra:  # takes seconds, and a result is written twice
+            extra["diagnosis"] = _diagnosis(extra["measurements"].masks, extra["effects"])
+        details["diagnosis"] = extra["diagnosis"]
+    if "all_heads" in details:
+        what, values = details["all_heads"]
+        numbers = [float(v) if np.isfinite(v) else None for v in values]
+        details["all_heads"] = {"what": what, "values": numbers}
+    return details
+
+
+def _diagnosis(masks: np.ndarray, effects: np.ndarray) -> dict[str, Any] | None:
+    """`csloc_utils.assumptions.diagnose` for JSON; None where there are too few masks for it."""
+    from csloc_utils.assumptions import diagnose  # scikit-learn takes a while to load
+
+    try:
+        made = vars(diagnose(masks, effects))
+    except InputError:
+        return None
+    return {
+        name: None if isinstance(value, float) and not np.isfinite(value) else value
+        for name, value in made.items()
+    }
 
 
 def ablate_report(

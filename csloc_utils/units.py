@@ -10,7 +10,7 @@ head's ablation leaves it in place.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -20,6 +20,7 @@ from csloc_utils.errors import InputError
 from csloc_utils.heads import Head, HeadGrid
 from csloc_utils.measure import Evaluator
 from csloc_utils.models import HeadModel
+from csloc_utils.reuse import BaseRun
 from csloc_utils.scoring import combine, probe_logits
 from csloc_utils.tasks import Task
 
@@ -87,8 +88,6 @@ class UnitEvaluator(Evaluator):
         self._mlps = [] if unit == "attention" else find_mlps(model)
         super().__init__(model, task, split, n_items, **options)
         self.grid = UnitGrid(model.grid.n_layers, 1, 1, model.grid.head_width, unit)
-        # There are few units, so prompts are run whole: no few-shot prefix is kept.
-        self._encoded = replace(self._encoded, prefix=0)
 
     def part(self, rows: np.ndarray) -> UnitEvaluator:
         """Return an evaluator of these of the items only, which counts by itself."""
@@ -110,35 +109,68 @@ class UnitEvaluator(Evaluator):
         return super()._key() | {"unit": self.unit}
 
     def _depth(self, mask: np.ndarray, base: np.ndarray) -> int:
-        return 0  # every mask runs from the first layer
+        """Return the first layer with a block off: every mask leaves the intact model's way."""
+        off = np.flatnonzero(mask)
+        return int(off[0]) if len(off) else self.grid.n_layers
+
+    def _base_run(self, base: np.ndarray) -> BaseRun:
+        return super()._base_run(np.zeros(self.model.grid.size, bool))
 
     def _score(self, masks: np.ndarray, base: np.ndarray) -> np.ndarray:
         """Run one chunk of masks: ``(n_masks, n_scores, n_items)``."""
         filled = np.zeros((self.chunk, self.grid.size), bool)  # same shape for every chunk
         filled[: len(masks)] = masks
-        encoded = self._encoded
-        ids, attention = (part.repeat(self.chunk, 1) for part in self._suffixes)
-        places = torch.from_numpy(encoded.positions).repeat(self.chunk, 1)
-        off = torch.from_numpy(filled.repeat(len(encoded.rows), axis=0))
-        logits = self._forward(ids, attention, places, off)
+        encoded, chunk, off = self._encoded, self.chunk, torch.from_numpy(filled)
+        n_rows = len(encoded.rows)
+        first = self._first_layer(masks, base)
+        begun = self._base_run(base) if first else None
+        cache = None
+        if encoded.prefix:
+            ids = torch.tensor(encoded.rows[0][: encoded.prefix]).repeat(chunk, 1)
+            last = torch.full((chunk, 1), encoded.prefix - 1)
+            start = begun.in_prefix(first, chunk) if begun else None
+            _, cache = self._forward(ids, torch.ones_like(ids), last, off, start=start)
+            if begun:
+                begun.complete(cache, first, chunk)
+            cache.batch_repeat_interleave(n_rows)
+        start = begun.in_items(first, chunk) if begun else None
+        ids, attention = (part.repeat(chunk, 1) for part in self._suffixes)
+        places = torch.from_numpy(encoded.positions - encoded.prefix).repeat(chunk, 1)
+        rows = off.repeat_interleave(n_rows, dim=0)
+        logits, _ = self._forward(ids, attention, places, rows, cache=cache, start=start)
         scores = combine(encoded, *probe_logits(encoded, logits))
         return np.stack([scores[name] for name in self.scores], axis=1)[: len(masks)]
 
     def _forward(
-        self, ids: torch.Tensor, attention: torch.Tensor, places: torch.Tensor, off: torch.Tensor
-    ) -> torch.Tensor:
-        """Run rows ``(rows, tokens)``, each with its own blocks off ``(rows, n_layers)``."""
-        model, device = self.model, self.model.device
+        self,
+        ids: torch.Tensor,
+        attention: torch.Tensor,
+        places: torch.Tensor,
+        off: torch.Tensor,
+        *,
+        cache: Any = None,
+        start: tuple[int, torch.Tensor] | None = None,
+    ) -> tuple[torch.Tensor, Any]:
+        """Run rows ``(rows, tokens)``, each with its own blocks off ``(rows, n_layers)``.
+
+        As `csloc_utils.ablation.forward`, which does this for heads. Returns logits and cache.
+        """
+        model, device, tokens = self.model, self.model.device, ids.shape[1]
         ids, attention, off = ids.to(device), attention.to(device), off.to(device)
-        options: dict[str, Any] = {"use_cache": False}
+        options: dict[str, Any] = {"use_cache": True}
+        if cache is not None:
+            options[model.cache_argument] = cache
         if model.takes_positions:
-            options["position_ids"] = (attention.cumsum(-1) - 1).clamp(min=0)
+            options["position_ids"] = (attention.cumsum(-1) - 1).clamp(min=0)[:, -tokens:]
         scored = places.to(device)[:, :, None]
+        first, entered = start or (0, None)
         with (
             torch.no_grad(),
             model.nn.trace(dict(input_ids=ids, attention_mask=attention), **options),
         ):
-            for layer in range(self.grid.n_layers):
+            for layer in range(first):
+                model.layers[layer].skip(entered)
+            for layer in range(first, self.grid.n_layers):
                 rows = off[:, layer]
                 if self.unit != "mlp" and rows.any():
                     projection = model.projections[layer]
@@ -148,8 +180,10 @@ class UnitEvaluator(Evaluator):
                     mlp.output = _zero(mlp.output, rows)
             hidden = model.unembedding.input
             model.unembedding.input = hidden.gather(1, scored.expand(-1, -1, hidden.shape[-1]))
-            logits = model.nn.output.logits.save()
-        return logits
+            output = model.nn.output
+            logits = output.logits.save()
+            grown = output[model.cache_argument].save()
+        return logits, grown
 
 
 def find_mlps(model: HeadModel) -> list[Any]:

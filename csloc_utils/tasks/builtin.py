@@ -8,11 +8,12 @@ same; its seed decides the split and which items become few-shot examples.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 
-from csloc_utils.tasks.files import data_path, few_shot, read_task, split_facts
+from csloc_utils.tasks.files import data_path, few_shot, read_task, records, split_facts
 from csloc_utils.tasks.items import Item, Task
 
 SHOTS = 4
@@ -34,6 +35,14 @@ WORDS = (
     " sugar summer sun table tail tea teacher team tent ticket tiger tooth tower town train tree"
     " truck valley village voice wall watch water wave wheel wind window wine winter wolf wood"
 ).split()
+
+# What a lettered question looks like; every letter is right once.
+LETTER_EXAMPLES = (
+    ("Question: Which animal barks?\nAnswer:", ("a cat", "a dog", "a fish", "a hen"), 1),
+    ("Question: What is a shoe worn on?\nAnswer:", ("hand", "ear", "neck", "foot"), 3),
+    ("Question: What falls from clouds?\nAnswer:", ("rain", "sand", "milk", "ink"), 0),
+    ("Question: What does a baker make?\nAnswer:", ("shoes", "clocks", "bread", "paint"), 2),
+)
 
 
 def multiplication(seed: int) -> Task:
@@ -135,6 +144,65 @@ def copying(seed: int) -> Task:
     )
 
 
+def knowledge_letters(seed: int) -> Task:
+    """The questions of `knowledge` as an exam asks them: the answer is a letter; same split."""
+    return _lettered(
+        "knowledge", lambda record: (record["prompt"], record["choices"], record["answer"]), seed
+    )
+
+
+def capitals_letters(seed: int) -> Task:
+    """The facts of `capitals` as an exam asks them: the answer is a letter; same split."""
+    facts = {r["fact"]: r["answer"] for r in _records("capitals")}
+    names = {fact: [a] if isinstance(a, str) else a for fact, a in facts.items()}
+
+    def ask(record: dict) -> tuple[str, list[str], int]:
+        fact = record["fact"]
+        generator = random.Random(f"capitals-letters/{fact}")
+        wrong = [n[0] for n in names.values() if n[0] not in names[fact]]
+        choices = generator.sample(wrong, 3)
+        correct = generator.randrange(4)
+        choices.insert(correct, names[fact][0])
+        return f"Question: What is the capital of {fact}?\nAnswer:", choices, correct
+
+    return _lettered("capitals", ask, seed)
+
+
+def _lettered(name: str, ask: Callable[[dict], tuple[str, list[str], int]], seed: int) -> Task:
+    """Return the items of a stored task with lettered choices; the letter is the answer."""
+    items = [
+        _letter_item(*ask(record), record.get("fact", record["prompt"]))
+        for record in _records(name)
+    ]
+    # The facts that are the open form's examples are left out, so that the halves are the same.
+    shots = next(record["task"]["shots"] for _, record in records(_path(name)))
+    _, locate, verify = split_facts(items, seed, shots)
+    return Task(
+        f"{name}-letters",
+        f"{_stored(name, seed).capability}, answered by a letter",
+        "choice",
+        few_shot([_letter_item(*example) for example in LETTER_EXAMPLES]),
+        tuple(locate),
+        tuple(verify),
+        seed,
+        "… A. green B. blue C. red D. purple, Answer: … A",
+    )
+
+
+def _letter_item(question: str, choices: Sequence[str], correct: int, fact: str = "") -> Item:
+    lines = "\n".join(f"{letter}. {choice}" for letter, choice in zip("ABCD", choices))
+    prompt = question.replace("\nAnswer:", f"\n{lines}\nAnswer:")
+    return Item(prompt, choices=tuple("ABCD"), correct=correct, fact=fact)
+
+
+def _records(name: str) -> list[dict]:
+    return [record for _, record in records(_path(name)) if "prompt" in record]
+
+
+def _path(name: str) -> Path:
+    return data_path("tasks", f"{name}.jsonl")
+
+
 def _task(name: str, capability: str, description: str, items: list[Item], seed: int) -> Task:
     examples, locate, verify = split_facts(items, seed, SHOTS)
     return Task(
@@ -165,7 +233,7 @@ def _worded(a: int, b: int, sign: str, ask: str, answer: int) -> Item:
 
 
 def _stored(name: str, seed: int) -> Task:
-    return read_task(data_path("tasks", f"{name}.jsonl"), seed=seed, source="built-in")
+    return read_task(_path(name), seed=seed, source="built-in")
 
 
 BUILTIN: dict[str, Callable[[int], Task]] = {
@@ -177,10 +245,12 @@ BUILTIN: dict[str, Callable[[int], Task]] = {
     "worded-addition": worded_addition,
     "sum-stories": sum_stories,
     "capitals": partial(_stored, "capitals"),
+    "capitals-letters": capitals_letters,
     "copying": copying,
     "rhyme": partial(_stored, "rhyme"),
     "code": partial(_stored, "code"),
     "knowledge": partial(_stored, "knowledge"),
+    "knowledge-letters": knowledge_letters,
     "text": partial(_stored, "text"),
 }
 
@@ -199,6 +269,8 @@ CONTROLS: dict[str, list[str]] = {
     "rhyme": ["copying", "capitals", "text"],
     "code": ["copying", "multiplication", "text"],
     "knowledge": ["copying", "capitals", "text"],
+    "knowledge-letters": ["knowledge", "copying", "capitals", "text"],
+    "capitals-letters": ["capitals", "copying", "knowledge", "text"],
     "text": ["copying", "capitals", "multiplication"],
 }
 OWN_CONTROLS = ["copying", "capitals", "text"]

@@ -14,16 +14,15 @@ import argparse
 import json
 import shlex
 import sys
-from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from csloc_utils.atlas import atlas, dose
-from csloc_utils.gate import check_capability
+from csloc_utils.mapping import Survey, survey, survey_report
 from csloc_utils.measure import Evaluator
 from csloc_utils.models import load_model
 from csloc_utils.screening import screened
 from csloc_utils.tasks import load_task
+from csloc_utils.transfer import dose
 
 ROOT = Path(__file__).resolve().parents[2]
 TASKS = (
@@ -58,40 +57,30 @@ def main() -> None:
     args = parser.parse_args()
     model = load_model(args.model, dtype=args.dtype)
     options = {"store": args.store, "progress": False}
-    gates, found, judges = {}, {}, {}
-    for name in args.tasks.split(","):
-        task = load_task(name)
-        gate = check_capability(Evaluator(model, task, "locate", **options))
-        gates[name] = gate.to_dict()
-        print(name, "passed" if gate.passed else "left out", f"{gate.accuracy:.2f}", flush=True)
-        if not gate.passed:
-            continue
-        found[name] = screened(Evaluator(model, task, n_items=N_ITEMS, **options), args.k)
-        judges[name] = Evaluator(model, task, "verify", n_items=N_ITEMS, **options)
-        print(name, *found[name].found, flush=True)
-    made = atlas(judges, {name: result.found for name, result in found.items()}, args.random)
-    written = {
-        "command": shlex.join(["python", "tests/benchmarks/atlas.py", *_said(parser, args)]),
-        "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-        "model": {"name": model.name, **model.fingerprint},
-        "n_heads": model.grid.size,
-        "gates": gates,
-        "found": {name: result.table for name, result in found.items()},
-        "atlas": made.to_dict(),
-    }
+    tasks = [load_task(name) for name in args.tasks.split(",")]
+    made = survey(model, tasks, args.k, args.random, N_ITEMS, N_ITEMS, report=_say, **options)
+    command = shlex.join(["python", "tests/benchmarks/atlas.py", *_said(parser, args)])
+    written = survey_report(made, model, command)
     if args.dose:
-        first = next(iter(judges))
+        first = next(iter(made.found))
         evaluator = Evaluator(model, load_task(first), "locate", n_items=N_ITEMS, **options)
         order = screened(evaluator, args.dose).found
         written["dose"] = {
             "task": first,
             "heads": [str(head) for head in order],
-            "table": dose(judges, order, SIZES).to_dict("records"),
+            "table": dose(made.judges, order, SIZES).to_dict("records"),
         }
     path = ROOT / "data" / "recorded" / args.model / "atlas.json"
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(rounded(written), ensure_ascii=False) + "\n", "utf8")
     print(f"written to {path.relative_to(ROOT)}")
+
+
+def _say(made: Survey, name: str) -> None:
+    """Say how a task did."""
+    found = made.found.get(name)
+    heads = " ".join(map(str, found.found)) if found else "left out"
+    print(f"{name} {made.gates[name].accuracy:.2f} {heads}", flush=True)
 
 
 def _said(parser: argparse.ArgumentParser, args: argparse.Namespace) -> list[str]:
