@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import psutil
@@ -16,6 +17,8 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 def fast_dtype(device: torch.device | str) -> torch.dtype:
     """Return the dtype that `device` multiplies fast at the best accuracy it offers."""
     device = torch.device(device)
+    if os.environ.get("CSLOC_DTYPE") in DTYPES:  # the book asks for one, to be repeatable
+        return DTYPES[os.environ["CSLOC_DTYPE"]]
     if device.type == "cuda":
         return torch.bfloat16 if torch.cuda.is_bf16_supported(False) else torch.float16
     if device.type == "cpu":
