@@ -1,6 +1,7 @@
 """A block that is off is a block whose weights are zero; searches run on blocks as on heads."""
 
 import copy
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -52,6 +53,28 @@ def test_a_block_that_is_off_equals_zeroed_weights(name):
         assert (
             np.abs(measured.item_effects()).max(axis=1).min() > 1e-3
         )  # every block does something
+
+
+@pytest.mark.parametrize("unit", UNITS)
+def test_a_late_start_and_a_shared_prefix_change_nothing(unit, monkeypatch):
+    """The last layer's mask begins at the last layer, after a prefix that was read once."""
+    model = tiny.head_model("llama")
+    task = shown.task(model, 8)
+    starts = []
+    forward = UnitEvaluator._forward
+
+    def watched(self, *args, start=None, **options):
+        starts.append(start and start[0])
+        return forward(self, *args, start=start, **options)
+
+    monkeypatch.setattr(UnitEvaluator, "_forward", watched)
+    masks = np.array([[0, 0, 1], [1, 0, 1], [0, 1, 1]], bool)
+    measured = UnitEvaluator(model, task, unit=unit, **OPTIONS | {"chunk": 1}).measure(masks)
+    assert 2 in starts and None in starts
+    whole = UnitEvaluator(model, task, unit=unit, **OPTIONS | {"chunk": 1})
+    whole._encoded = replace(whole._encoded, prefix=0)
+    whole._first_layer = lambda *_: 0
+    np.testing.assert_allclose(measured.effects(), whole.measure(masks).effects(), atol=1e-5)
 
 
 def test_all_heads_of_a_layer_are_its_attention_block():
