@@ -94,6 +94,10 @@ class RecordedEvaluator(Scorer):
         unchanged = {n: np.repeat(v[[intact]], len(rows), 0) for n, v in self._scores.items()}
         return Measurements(self.grid, masks, scores, unchanged, self.facts, self.provenance)
 
+    def holds(self, masks: np.ndarray) -> bool:
+        """Whether all these masks are on record; some tasks have a sweep and nothing more."""
+        return all(mask.tobytes() in self._row for mask in self.grid.check_masks(masks))
+
     def slopes(
         self, masks: np.ndarray, strength: float = 1.0, score: str = "logprob", count: bool = True
     ) -> Slopes:
