@@ -161,6 +161,8 @@ def kernel_environment() -> dict[str, str]:
         "JUPYTER_PREFER_ENV_PATH": "1",  # nor a kernel of the user that is called python3
         "MPLBACKEND": "module://matplotlib_inline.backend_inline",  # figures in cells, always
         "PYTHONNOUSERSITE": "1",
+        # The book's claims hold in float32; bfloat16, where a processor has it, moves some of them.
+        "CSLOC_DTYPE": os.environ.get("CSLOC_DTYPE", "float32"),
         "HF_HUB_OFFLINE": os.environ.get("HF_HUB_OFFLINE", "1"),  # the book needs no hub
         "TOKENIZERS_PARALLELISM": "false",
     }
