@@ -15,10 +15,20 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 
 
 def fast_dtype(device: torch.device | str) -> torch.dtype:
-    """Return the dtype that `device` multiplies fast at the best accuracy it offers."""
-    device = torch.device(device)
-    if os.environ.get("CSLOC_DTYPE") in DTYPES:  # the book asks for one, to be repeatable
-        return DTYPES[os.environ["CSLOC_DTYPE"]]
+    """Return the dtype that `device` multiplies fast at the best accuracy it offers.
+
+    The environment variable ``CSLOC_DTYPE`` decides when it is set: the book asks for float32.
+
+    Raises
+    ------
+    InputError
+        If the variable names no dtype.
+    """
+    device, asked = torch.device(device), os.environ.get("CSLOC_DTYPE") or "auto"
+    if asked not in ("auto", *DTYPES):
+        raise InputError(f"CSLOC_DTYPE={asked}: choose from auto, {', '.join(DTYPES)}")
+    if asked != "auto":
+        return DTYPES[asked]
     if device.type == "cuda":
         return torch.bfloat16 if torch.cuda.is_bf16_supported(False) else torch.float16
     if device.type == "cpu":

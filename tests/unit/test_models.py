@@ -182,8 +182,18 @@ def test_bad_dtype_and_device_before_anything_loads():
         load_model("no-such-model", device="gpu9")
 
 
-def test_fast_dtype_is_one_the_cpu_can_do():
+def test_fast_dtype_is_one_the_cpu_can_do(monkeypatch):
+    monkeypatch.delenv("CSLOC_DTYPE", raising=False)
     assert fast_dtype("cpu") in (torch.float32, torch.bfloat16)
+
+
+def test_the_environment_decides_the_dtype(monkeypatch):
+    for name in ("float32", "bfloat16"):
+        monkeypatch.setenv("CSLOC_DTYPE", name)
+        assert fast_dtype("cpu") == getattr(torch, name)
+    monkeypatch.setenv("CSLOC_DTYPE", "bf16")
+    with pytest.raises(InputError, match="CSLOC_DTYPE=bf16: choose from auto, float32"):
+        fast_dtype("cpu")
 
 
 def test_weights_that_do_not_fit_are_refused_before_they_are_loaded(monkeypatch):
