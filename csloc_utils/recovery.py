@@ -95,7 +95,7 @@ class HeadLasso(RegressorMixin, BaseEstimator):
             or when the effects are not finite or all the same.
         """
         design = check_masks(masks)
-        effects = _check_effects(effects, len(design))
+        effects = check_effects(effects, len(design))
         shift, scale = (effects.mean(), effects.std()) if self.standardize else (0.0, 1.0)
         lasso = Lasso(alpha=self.alpha, max_iter=self.max_iter)
         lasso.fit(design, (effects - shift) / scale)
@@ -199,7 +199,7 @@ def recovery_curve(
     return pd.DataFrame(rows, columns=["n_masks", "recall"])
 
 
-def _check_effects(effects: np.ndarray, n_masks: int) -> np.ndarray:
+def check_effects(effects: np.ndarray, n_masks: int) -> np.ndarray:
     """Return the effects as a float copy that a regression can learn from, or raise InputError."""
     try:
         effects = np.array(effects, dtype=float)

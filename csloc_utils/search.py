@@ -41,7 +41,7 @@ class SearchResult:
     Attributes
     ----------
     method : str
-        ``"sweep"``, ``"race"``, ``"greedy"``, ``"paper"`` or ``"screened"``.
+        ``"sweep"``, ``"race"``, ``"greedy"``, ``"paper"``, ``"screened"`` or ``"fused"``.
     heads : list of Head
         Most important first. All heads for a sweep; the chosen ``k`` otherwise. Greedy's order is
         the order of choice.
